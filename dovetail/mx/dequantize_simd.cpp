@@ -142,7 +142,8 @@ void dequantize_row(const DequantizeProblem& p, int64_t row, T* y) {
       decode_exactly(p, row, i, i + kLanes, y);
     } else {
       const BitsVector lanes = hn::PromoteTo(d, hn::LoadU(d8, codes + i));
-      store_bits(decode_lanes<kTwosComplement>(p.spec, lanes, factor_of(scale)), y + row * p.cols + i);
+      store_bits(decode_lanes<kTwosComplement>(p.spec, lanes, factor_of(scale)),
+                 y + row * p.cols + i);
     }
   }
   decode_exactly(p, row, i, p.cols, y);

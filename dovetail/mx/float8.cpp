@@ -64,10 +64,11 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
   user_check(x.dim() >= least && (least == 1 || x.dim() == 2),
              "mx::quantize_float8: x must have {}, but is {}",
              least == 2 ? "two dimensions" : "a dimension", ops::describe(x));
-  user_check(!spec.unscaled || (spec.blocks == Float8Blocks::kTensor && x.is_cpu()),
-             "mx::quantize_float8: only one scale for a whole tensor on a CPU can be left out; x is "
-             "{}",
-             ops::describe(x));
+  user_check(
+      !spec.unscaled || (spec.blocks == Float8Blocks::kTensor && x.is_cpu()),
+      "mx::quantize_float8: only one scale for a whole tensor on a CPU can be left out; x is "
+      "{}",
+      ops::describe(x));
   if (!spec.amax.defined()) return;
   user_check(spec.blocks == Float8Blocks::kTensor,
              "mx::quantize_float8: a largest magnitude from outside is for a whole tensor");

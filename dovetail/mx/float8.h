@@ -51,8 +51,8 @@ struct Float8Tensor {
   Float8Blocks blocks = Float8Blocks::kTensor;
 };
 
-/// One quantized copy of a tensor: either codes in `tensor`, or `values` if dequantized numbers were
-/// requested. The scales are in `tensor` in both cases.
+/// One quantized copy of a tensor: either codes in `tensor`, or `values` if dequantized numbers
+/// were requested. The scales are in `tensor` in both cases.
 struct Float8Copy {
   Float8Tensor tensor;
   /// The numbers have x's dtype if they are exact in it: scales are powers of two, or the numbers

@@ -97,8 +97,7 @@ void quantize_float8_exactly(const Float8Problem& p, PieceRange piece, Statistic
   if (p.row.wanted()) quantize_each(p, piece, p.row, 1, kFloat8Block, &statistics);
   if (p.column.wanted())
     quantize_each(p, piece, p.column, kFloat8Block, 1, p.row.wanted() ? nullptr : &statistics);
-  if (p.square.wanted())
-    quantize_each(p, piece, p.square, kFloat8Block, kFloat8Block, &statistics);
+  if (p.square.wanted()) quantize_each(p, piece, p.square, kFloat8Block, kFloat8Block, &statistics);
 }
 
 }  // namespace dovetail::mx

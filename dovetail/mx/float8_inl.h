@@ -62,7 +62,8 @@ HWY_INLINE PackScales same_scales(float factor, float scale) {
   return s;
 }
 
-/// Counts of encoded packs, lane by lane. Vector v of a pack adds to entry v % kParts of `energies`.
+/// Counts of encoded packs, lane by lane. Vector v of a pack adds to entry v % kParts of
+/// `energies`.
 template <int kParts>
 struct PackCounts {
   PackCounts() { clear(); }
@@ -70,14 +71,20 @@ struct PackCounts {
     DOVETAIL_UNROLL
     for (int v = 0; v < kParts; ++v) energies[v] = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
   }
+  void finish(int64_t elements, Statistics& statistics) const {
+    statistics.elements += elements;
+    statistics.underflows += sum_counts(underflows);
+    statistics.saturations += sum_counts(saturations);
+  }
   Energies energies[kParts];
   BitsVector underflows = splat(0), saturations = splat(0);
 };
 
 float largest_scale(const Float8Scale* scales, int64_t count) {
-  return std::max_element(scales, scales + count, [](const Float8Scale& a, const Float8Scale& b) {
-           return a.scale < b.scale;
-         })->scale;
+  return std::max_element(
+             scales, scales + count,
+             [](const Float8Scale& a, const Float8Scale& b) { return a.scale < b.scale; })
+      ->scale;
 }
 
 /// Compile-time properties of an encoding loop: memory of x and of the result, method, and counts.
@@ -97,13 +104,12 @@ struct Loop {
       const BitsVector encoded = encode<Out, false, kPath>(
           c, packed[v], s.factor[v], s.scale[v], kCount ? counts.energies[v % kParts] : unused);
       if constexpr (kCount) {
-        const auto vanished = hn::AndNot(hn::Eq(size, splat(0)),
-                                         hn::Eq(hn::And(encoded, number), splat(0)));
-        counts.underflows =
-            hn::Sub(counts.underflows, hn::VecFromMask(BitsTag(), vanished));
+        const auto vanished =
+            hn::AndNot(hn::Eq(size, splat(0)), hn::Eq(hn::And(encoded, number), splat(0)));
+        counts.underflows = hn::Sub(counts.underflows, hn::VecFromMask(BitsTag(), vanished));
         if constexpr (kPath == Path::kClamp)
-          counts.saturations = hn::Sub(counts.saturations,
-                                       hn::VecFromMask(BitsTag(), hn::Gt(size, most)));
+          counts.saturations =
+              hn::Sub(counts.saturations, hn::VecFromMask(BitsTag(), hn::Gt(size, most)));
       }
       packed[v] = encoded;
     }
@@ -163,13 +169,10 @@ struct Sums {
     total.signal = hn::MulAdd(energies.signal, weight, total.signal);
     total.error = hn::MulAdd(energies.error, weight, total.error);
   }
-  template <int kParts>
-  void finish(const PackCounts<kParts>& counts, Statistics& statistics) const {
+  void finish(Statistics& statistics) const {
     const double unit = static_cast<double>(largest) * static_cast<double>(largest);
     statistics.signal += static_cast<double>(sum_lanes(total.signal)) * unit;
     statistics.error += static_cast<double>(sum_lanes(total.error)) * unit;
-    statistics.underflows += sum_counts(counts.underflows);
-    statistics.saturations += sum_counts(counts.saturations);
   }
   float largest;
   Energies total = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};

@@ -71,8 +71,8 @@ void encode_row(const Coder& f, const typename LoopTypes<L>::T* x, int64_t count
     }
   }
   if constexpr (LoopTypes<L>::kCount) {
-    sums.finish(counts, *statistics);
-    statistics->elements += count;
+    sums.finish(*statistics);
+    counts.finish(count, *statistics);
   }
 }
 
@@ -91,18 +91,18 @@ void encode_row(const Float8Problem& p, const Coder& f, PieceRange row, int64_t 
   }
   if (!finite) return encode_float8_exactly(p, row, target, *scales, statistics);
   with_loops<T>(f, target, statistics != nullptr, [&](auto* loop, auto* out) {
-    encode_row<std::remove_pointer_t<decltype(loop)>>(f, static_cast<const T*>(p.x) + index,
-                                                      row.cols, run, scales, target.unscaled,
-                                                      out + index, statistics);
+    encode_row<std::remove_pointer_t<decltype(loop)> >(f, static_cast<const T*>(p.x) + index,
+                                                       row.cols, run, scales, target.unscaled,
+                                                       out + index, statistics);
   });
 }
 
 /// Returns the largest magnitude of `count` elements, as float32 bits. Raises the maxima of
 /// columns, most[i], in bits of T, if `most` is not null. They are padded to whole vectors.
 template <class T, bool kColumns>
-uint32_t row_maximum(const T* x, int64_t count, hn::TFromD<MagnitudeTag<T>>* columns) {
+uint32_t row_maximum(const T* x, int64_t count, hn::TFromD<MagnitudeTag<T> >* columns) {
   const MagnitudeTag<T> d;
-  using U = hn::TFromD<MagnitudeTag<T>>;
+  using U = hn::TFromD<MagnitudeTag<T> >;
   constexpr int64_t kStep = static_cast<int64_t>(hn::MaxLanes(MagnitudeTag<T>()));
   const auto mask = hn::Set(d, static_cast<U>(static_cast<U>(~U{0}) >> 1));
   auto most = hn::Zero(d);
@@ -163,35 +163,32 @@ void encode_columns(const Float8Problem& p, const Coder& f, PieceRange piece,
   const Constants constants = f.constants;
   const BitsVector most = f.most;
   PackCounts<kPack> counts;
-  Sums sums(columns.largest);
-  const auto add_pack = [&](const PackScales& scales) {
-    DOVETAIL_UNROLL
-    for (int v = 0; v < kPack; ++v) sums.add(counts.energies[v], scales.scale[v]);
-    counts.clear();
-  };
   for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
     const T* x = at<T>(p, row, piece.col);
     Out* to = out + row * p.cols + piece.col;
-    int64_t i = 0;
-    for (; i + kPacked <= piece.cols; i += kPacked) {
+    Sums sums(columns.largest);
+    const auto encode_pack = [&](const T* from, int64_t i, Out* result) {
       const PackScales scales = columns.of_pack(i);
-      L::encode_pack(constants, most, x + i, scales, counts, to + i);
-      if constexpr (LoopTypes<L>::kCount) add_pack(scales);
+      counts.clear();
+      L::encode_pack(constants, most, from, scales, counts, result);
+      if constexpr (LoopTypes<L>::kCount) {
+        DOVETAIL_UNROLL
+        for (int v = 0; v < kPack; ++v) sums.add(counts.energies[v], scales.scale[v]);
+      }
+    };
+    int64_t i = 0;
+    for (; i + kPacked <= piece.cols; i += kPacked) encode_pack(x + i, i, to + i);
+    if (i < piece.cols) {
+      const auto rest = static_cast<size_t>(piece.cols - i);
+      HWY_ALIGN T padded[kPacked] = {};
+      HWY_ALIGN Out padded_out[kPacked];
+      std::memcpy(padded, x + i, rest * sizeof(T));
+      encode_pack(padded, i, padded_out);
+      std::memcpy(to + i, padded_out, rest * sizeof(Out));
     }
-    if (i == piece.cols) continue;
-    const auto rest = static_cast<size_t>(piece.cols - i);
-    HWY_ALIGN T padded[kPacked] = {};
-    HWY_ALIGN Out padded_out[kPacked];
-    std::memcpy(padded, x + i, rest * sizeof(T));
-    const PackScales scales = columns.of_pack(i);
-    L::encode_pack(constants, most, padded, scales, counts, padded_out);
-    if constexpr (LoopTypes<L>::kCount) add_pack(scales);
-    std::memcpy(to + i, padded_out, rest * sizeof(Out));
+    if constexpr (LoopTypes<L>::kCount) sums.finish(*statistics);
   }
-  if constexpr (LoopTypes<L>::kCount) {
-    sums.finish(counts, *statistics);
-    statistics->elements += piece.rows * piece.cols;
-  }
+  if constexpr (LoopTypes<L>::kCount) counts.finish(piece.rows * piece.cols, *statistics);
 }
 
 /// Quantizes the blocks of 128 x 1 of a piece whose columns have these maxima, in bits of T.
@@ -219,7 +216,7 @@ void quantize_columns(const Float8Problem& p, const Coder& f, PieceRange piece, 
   }
   for (float* numbers : {columns.factor, columns.scale}) arrange<T>(numbers, piece.cols);
   with_loops<T>(f, p.column, statistics != nullptr, [&](auto* loop, auto* out) {
-    encode_columns<std::remove_pointer_t<decltype(loop)>>(p, f, piece, columns, out, statistics);
+    encode_columns<std::remove_pointer_t<decltype(loop)> >(p, f, piece, columns, out, statistics);
   });
   for (const int64_t i : not_finite) exactly(i, 0);
 }
@@ -264,7 +261,7 @@ void quantize_squares(const Float8Problem& p, const Coder& f, PieceRange piece, 
 
 template <class T>
 void quantize_piece(const Float8Problem& p, PieceRange piece, Statistics& statistics) {
-  using U = hn::TFromD<MagnitudeTag<T>>;
+  using U = hn::TFromD<MagnitudeTag<T> >;
   const Coder f(p);
   HWY_ALIGN U maxima[kFloat8PieceColumns];
   const bool down = !p.row.wanted() || p.column.wanted();

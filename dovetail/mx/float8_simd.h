@@ -10,11 +10,11 @@ namespace dovetail::mx {
 
 /// Results for one kind of blocks. A null pointer is not requested.
 struct Float8Target {
-  uint8_t* codes = nullptr;   ///< (rows, cols)
-  void* values = nullptr;     ///< dequantized numbers, (rows, cols)
-  bool wide_values = false;   ///< true: values are float32; false: they have x's dtype
-  bool unscaled = false;      ///< values are not multiplied by their scale
-  float* scales = nullptr;    ///< one per block, row-major
+  uint8_t* codes = nullptr;  ///< (rows, cols)
+  void* values = nullptr;    ///< dequantized numbers, (rows, cols)
+  bool wide_values = false;  ///< true: values are float32; false: they have x's dtype
+  bool unscaled = false;     ///< values are not multiplied by their scale
+  float* scales = nullptr;   ///< one per block, row-major
   bool wanted() const { return codes || values; }
 };
 
@@ -56,7 +56,8 @@ Float8Scale choose_float8_scale(const Float8Problem& problem, uint32_t most,
 /// Returns the largest magnitude of a block, as float32 bits, without vector instructions.
 uint32_t float8_maximum(const Float8Problem& problem, PieceRange block);
 /// Encodes a block element by element, without vector instructions. Adds its counts to
-/// `statistics`, unless it is null. The vector kernels call it for blocks with a NaN or an infinity.
+/// `statistics`, unless it is null. The vector kernels call it for blocks with a NaN or an
+/// infinity.
 void encode_float8_exactly(const Float8Problem& problem, PieceRange block,
                            const Float8Target& target, Float8Scale scale, Statistics* statistics);
 /// Quantizes a piece of whole blocks, without vector instructions. Not for `problem.whole`.

@@ -125,9 +125,9 @@ void quantize_exactly(const QuantizeProblem& problem, PieceRange block,
 void quantize_piece_exactly(const QuantizeProblem& problem, PieceRange piece,
                             QuantizeCounts& counts);
 
-/// Problem of dequantizing codes (rows, cols), contiguous, in blocks of row_block x col_block. Scales
-/// are (ceil(rows / row_block), ceil(cols / col_block)), as bytes or as float32. With bytes, a block
-/// has 32 or 1 rows and columns; with float32, 128, 1 or all (float8.h).
+/// Problem of dequantizing codes (rows, cols), contiguous, in blocks of row_block x col_block.
+/// Scales are (ceil(rows / row_block), ceil(cols / col_block)), as bytes or as float32. With bytes,
+/// a block has 32 or 1 rows and columns; with float32, 128, 1 or all (float8.h).
 struct DequantizeProblem {
   int64_t rows = 0, cols = 0;
   int64_t row_block = 1, col_block = kBlock;

@@ -248,8 +248,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       if (!request.kept) return {y, {}, {}, {}, {}, of_x.most};
       return {y, of_x.column, of_x.column_scales, {}, {}, {}};
     }
-    const at::ScalarType dtype =
-        emulation_dtype(x, layer.recipe_.activation, layer.recipe_.weight);
+    const at::ScalarType dtype = emulation_dtype(x, layer.recipe_.activation, layer.recipe_.weight);
     OperandRequest of_input = request;
     of_input.wide = dtype == at::kFloat;
     if (rows) {
