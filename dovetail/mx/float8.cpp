@@ -69,6 +69,10 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
       "mx::quantize_float8: only one scale for a whole tensor on a CPU can be left out; x is "
       "{}",
       ops::describe(x));
+  const bool turns = spec.second != Float8Spec::Second::kNone && spec.blocks == Float8Blocks::kRow;
+  user_check(!turns || x.dim() == 2,
+             "mx::quantize_float8: a second copy with other blocks is for two dimensions; x is {}",
+             ops::describe(x));
   if (!spec.amax.defined()) return;
   user_check(spec.blocks == Float8Blocks::kTensor,
              "mx::quantize_float8: a largest magnitude from outside is for a whole tensor");

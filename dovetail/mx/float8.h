@@ -34,8 +34,8 @@ struct Float8Spec {
   /// With `values` and kTensor, on a CPU: do not multiply the numbers by the scale. They are then
   /// exact in x's dtype.
   bool unscaled = false;
-  /// A second copy, from the same read of x. It has blocks kColumn if `blocks` is kRow, and
-  /// otherwise the same blocks. Statistics do not count it.
+  /// A second copy, from the same read of x. It has blocks kColumn if `blocks` is kRow; x
+  /// must then be a matrix. Otherwise it has the same blocks. Statistics do not count it.
   enum class Second { kNone, kCodes, kValues } second = Second::kNone;
 };
 
