@@ -55,8 +55,9 @@ struct Float8Tensor {
 /// were requested. The scales are in `tensor` in both cases.
 struct Float8Copy {
   Float8Tensor tensor;
-  /// The numbers have x's dtype if they are exact in it: scales are powers of two, or the numbers
-  /// are not multiplied by their scale. Otherwise, and if the spec requests it, they are float32.
+  /// The numbers have x's dtype if they are exact in it. This holds for scales that are powers of
+  /// two, and for numbers that are not multiplied by their scale. Otherwise, and if the spec
+  /// requests it, they are float32.
   at::Tensor values;
 };
 
