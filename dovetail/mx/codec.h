@@ -17,6 +17,8 @@ namespace dovetail::mx {
 
 /// Number of elements in a block. They share one scale 2^(byte - 127), stored as `byte` (E8M0).
 constexpr int kBlock = 32;
+/// Number of neighbours along a dimension of an FP8 block (float8.h).
+constexpr int64_t kFloat8Block = 128;
 /// Constants of scale bytes: exponent bias, byte of the largest scale, and byte that means NaN. A
 /// block with a NaN or infinite element can be poisoned (NonFinite in format.h). A poisoned block
 /// has scale NaN, so all its elements are NaN.

@@ -23,17 +23,24 @@ HWY_INLINE void store_exactly(uint32_t float_bits, uint16_t* to) {
   *to = round_to_bfloat16(float_bits);
 }
 
-/// Returns the address of the scale byte of element (row, col).
-HWY_INLINE const uint8_t* scale_at(const DequantizeProblem& p, int64_t row, int64_t col) {
+/// Returns the index of the scale of element (row, col).
+HWY_INLINE int64_t scale_at(const DequantizeProblem& p, int64_t row, int64_t col) {
   const int64_t scale_cols = (p.cols + p.col_block - 1) / p.col_block;
-  return p.scales + row / p.row_block * scale_cols + col / p.col_block;
+  return row / p.row_block * scale_cols + col / p.col_block;
 }
 
 template <class T>
 void decode_exactly(const DequantizeProblem& p, int64_t row, int64_t begin, int64_t end, T* y) {
-  for (int64_t i = begin; i < end; ++i)
-    store_exactly(decode(p.codes[row * p.cols + i], *scale_at(p, row, i), p.spec),
-                  y + row * p.cols + i);
+  for (int64_t i = begin; i < end; ++i) {
+    const uint8_t code = p.codes[row * p.cols + i];
+    const int64_t scale = scale_at(p, row, i);
+    const uint32_t number =
+        p.float_scales
+            ? std::bit_cast<uint32_t>(std::bit_cast<float>(decode(code, kScaleBias, p.spec)) *
+                                      p.float_scales[scale])
+            : decode(code, p.scales[scale], p.spec);
+    store_exactly(number, y + row * p.cols + i);
+  }
 }
 
 #if HWY_TARGET == HWY_SCALAR
@@ -46,14 +53,17 @@ void dequantize_row(const DequantizeProblem& p, int64_t row, T* y) {
 // Under a smaller scale, the smallest code may be subnormal. The processor may flush it to zero.
 constexpr uint32_t kSmallestNormalScale = 24;
 
-/// Decodes codes in the low bytes, times 2^(scale - 127). Scale 255 gives NaN.
+/// Returns the scale 2^(scale - 127) for its byte. Byte 255 gives NaN.
+HWY_INLINE FloatVector factor_of(BitsVector scale) {
+  return as_float(hn::IfThenElse(hn::Eq(scale, splat(kScaleNan)), splat(bits::kQuietNan),
+                                 hn::ShiftLeft<bits::kFractionBits>(scale)));
+}
+
+/// Decodes codes in the low bytes, times their scales.
 template <bool kTwosComplement>
-HWY_INLINE BitsVector decode_lanes(const ElementSpec& spec, BitsVector codes, BitsVector scale) {
+HWY_INLINE BitsVector decode_lanes(const ElementSpec& spec, BitsVector codes, FloatVector factor) {
   const BitsTag d;
   const hn::RebindToSigned<BitsTag> di;
-  const FloatVector factor =
-      as_float(hn::IfThenElse(hn::Eq(scale, splat(kScaleNan)), splat(bits::kQuietNan),
-                              hn::ShiftLeft<bits::kFractionBits>(scale)));
   if constexpr (kTwosComplement) {
     const auto units = hn::ShiftRight<24>(hn::BitCast(di, hn::ShiftLeft<24>(codes)));
     return as_bits(
@@ -79,6 +89,13 @@ HWY_INLINE BitsVector decode_lanes(const ElementSpec& spec, BitsVector codes, Bi
   return as_bits(hn::Mul(as_float(hn::Or(value, sign)), factor));
 }
 
+/// Rounds float32 bits to bfloat16 bits in the high half of each lane, ties to even.
+HWY_INLINE BitsVector rounded(BitsVector v, const float*) { return v; }
+HWY_INLINE BitsVector rounded(BitsVector v, const uint16_t*) {
+  const BitsVector odd = hn::And(hn::ShiftRight<16>(v), splat(1));
+  return hn::Add(v, hn::Add(odd, splat(0x7fff)));  // no NaN of decode_lanes has low bits
+}
+
 HWY_INLINE void store_bits(BitsVector v, float* to) { hn::StoreU(as_float(v), FloatTag(), to); }
 /// Exact, since no bits are lost. NaN and infinity are kept.
 HWY_INLINE void store_bits(BitsVector v, uint16_t* to) {
@@ -86,21 +103,47 @@ HWY_INLINE void store_bits(BitsVector v, uint16_t* to) {
   hn::StoreU(hn::DemoteTo(HalfTag(), high), HalfTag(), to);
 }
 
+/// Dequantizes a row whose scales are float32.
+template <class T>
+void dequantize_float8_row(const DequantizeProblem& p, int64_t row, T* y) {
+  const FloatTag d;
+  const hn::Rebind<uint8_t, BitsTag> d8;
+  const uint8_t* codes = p.codes + row * p.cols;
+  const ElementSpec spec = p.spec;
+  int64_t begin = 0;
+  while (begin + kLanes <= p.cols) {
+    const float* scales = p.float_scales + scale_at(p, row, begin);
+    const int64_t end = p.col_block == 1 ? p.cols : std::min(p.cols, begin + p.col_block);
+    const FloatVector same = hn::Set(d, *scales);
+    int64_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) {
+      const FloatVector factor = p.col_block == 1 ? hn::LoadU(d, scales + i - begin) : same;
+      const BitsVector lanes = hn::PromoteTo(BitsTag(), hn::LoadU(d8, codes + i));
+      store_bits(rounded(decode_lanes<false>(spec, lanes, factor), y), y + row * p.cols + i);
+    }
+    begin = i;
+    if (end == p.cols) break;
+  }
+  decode_exactly(p, row, begin, p.cols, y);
+}
+
 template <class T, bool kTwosComplement>
 void dequantize_row(const DequantizeProblem& p, int64_t row, T* y) {
+  if (p.float_scales) return dequantize_float8_row(p, row, y);
   const BitsTag d;
   const hn::Rebind<uint8_t, BitsTag> d8;
   const uint8_t* codes = p.codes + row * p.cols;
   int64_t i = 0;
   for (; i + kLanes <= p.cols; i += kLanes) {
-    const uint8_t* scales = scale_at(p, row, i);
+    const uint8_t* scales = p.scales + scale_at(p, row, i);
     const BitsVector scale =
         p.col_block == 1 ? hn::PromoteTo(d, hn::LoadU(d8, scales)) : splat(*scales);
     if (HWY_UNLIKELY(!hn::AllTrue(d, hn::Gt(scale, splat(kSmallestNormalScale - 1))))) {
       decode_exactly(p, row, i, i + kLanes, y);
     } else {
       const BitsVector lanes = hn::PromoteTo(d, hn::LoadU(d8, codes + i));
-      store_bits(decode_lanes<kTwosComplement>(p.spec, lanes, scale), y + row * p.cols + i);
+      store_bits(decode_lanes<kTwosComplement>(p.spec, lanes, factor_of(scale)),
+                 y + row * p.cols + i);
     }
   }
   decode_exactly(p, row, i, p.cols, y);

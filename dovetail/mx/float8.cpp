@@ -3,14 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <cmath>
 #include <limits>
 #include <vector>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/mx/float8_simd.h"
 #include "dovetail/ops/simd_level.h"
@@ -68,6 +64,15 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
   user_check(x.dim() >= least && (least == 1 || x.dim() == 2),
              "mx::quantize_float8: x must have {}, but is {}",
              least == 2 ? "two dimensions" : "a dimension", ops::describe(x));
+  user_check(
+      !spec.unscaled || (spec.blocks == Float8Blocks::kTensor && x.is_cpu()),
+      "mx::quantize_float8: only one scale for a whole tensor on a CPU can be left out; x is "
+      "{}",
+      ops::describe(x));
+  const bool turns = spec.second != Float8Spec::Second::kNone && spec.blocks == Float8Blocks::kRow;
+  user_check(!turns || x.dim() == 2,
+             "mx::quantize_float8: a second copy with other blocks is for two dimensions; x is {}",
+             ops::describe(x));
   if (!spec.amax.defined()) return;
   user_check(spec.blocks == Float8Blocks::kTensor,
              "mx::quantize_float8: a largest magnitude from outside is for a whole tensor");
@@ -94,17 +99,26 @@ at::Tensor of_elements(const at::Tensor& of_blocks, const Layout& l) {
       .narrow(1, 0, l.cols);
 }
 
+/// Returns the dtype of dequantized numbers of x.
+at::ScalarType value_type(const at::Tensor& x, const Float8Spec& spec) {
+  return !spec.wide && (spec.power_of_two || spec.unscaled) ? x.scalar_type() : at::kFloat;
+}
+
+Float8Blocks blocks_of_second(Float8Blocks blocks) {
+  return blocks == Float8Blocks::kRow ? Float8Blocks::kColumn : blocks;
+}
+
 /// Computes the same numbers and codes as the CPU, with ATen operations. Counts nothing and does
 /// not wait for the GPU.
 Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
   constexpr double kSmallestAmax = 0x1p-80, kNan = std::numeric_limits<double>::quiet_NaN();
   const Layout l = layout_of(x_in.sizes(), spec.blocks);
   Float8 out;
-  const auto value_type = spec.power_of_two ? x_in.scalar_type() : at::kFloat;
+  const at::ScalarType dtype = value_type(x_in, spec);
   at::Tensor scales =
       at::ones(float8_scale_sizes(x_in.sizes(), spec.blocks), x_in.options().dtype(at::kFloat));
   at::Tensor codes = at::empty(x_in.sizes(), x_in.options().dtype(at::kByte));
-  at::Tensor values = at::empty(x_in.sizes(), x_in.options().dtype(value_type));
+  at::Tensor values = at::empty(x_in.sizes(), x_in.options().dtype(dtype));
   if (x_in.numel() > 0) {
     const at::Tensor x = x_in.detach().contiguous().view({l.rows, l.cols}).to(at::kFloat);
     const at::Tensor most = block_amax(x, l), finite = at::isfinite(most);
@@ -119,51 +133,49 @@ Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
         at::where(of_element == 0, 0.0, x.mul(of_element).clamp(-largest, largest));
     const at::Tensor elements = scaled.to(float8_type(spec.format));
     codes = elements.view(at::kByte).view(x_in.sizes());
-    values = elements.to(at::kFloat).mul(of_elements(scale, l)).to(value_type).view(x_in.sizes());
+    values = elements.to(at::kFloat).mul(of_elements(scale, l)).to(dtype).view(x_in.sizes());
     scales = scale.view(scales.sizes());
   }
   if (spec.values) {
     out.values = values;
   } else {
-    out.tensor = {codes, scales, spec.format, spec.blocks};
+    out.tensor.codes = codes;
   }
+  out.tensor = {out.tensor.codes, scales, spec.format, spec.blocks};
+  if (spec.second == Float8Spec::Second::kNone) return out;
+  Float8Spec of_second = spec;
+  of_second.blocks = blocks_of_second(spec.blocks);
+  of_second.values = spec.second == Float8Spec::Second::kValues;
+  of_second.second = Float8Spec::Second::kNone;
+  out.second = quantize_on_gpu(x_in, of_second);
   return out;
 }
 
+/// Allocates a copy of x with codes or dequantized numbers.
+Float8Copy allocate(const at::Tensor& x, const Float8Spec& spec, Float8Blocks blocks, bool values) {
+  Float8Copy made;
+  made.tensor = {values ? at::Tensor() : at::empty(x.sizes(), x.options().dtype(at::kByte)),
+                 at::ones(float8_scale_sizes(x.sizes(), blocks), x.options().dtype(at::kFloat)),
+                 spec.format, blocks};
+  if (values) made.values = at::empty(x.sizes(), x.options().dtype(value_type(x, spec)));
+  return made;
+}
+
+/// Adds the memory of a copy to the target of its blocks.
+void add_target(Float8Problem& p, const Float8Copy& copy, const Float8Spec& spec) {
+  Float8Target& target = copy.tensor.blocks == Float8Blocks::kRow      ? p.row
+                         : copy.tensor.blocks == Float8Blocks::kColumn ? p.column
+                         : copy.tensor.blocks == Float8Blocks::kSquare ? p.square
+                                                                       : p.whole;
+  target.scales = copy.tensor.scales.mutable_data_ptr<float>();
+  if (copy.tensor.codes.defined()) target.codes = copy.tensor.codes.mutable_data_ptr<uint8_t>();
+  if (!copy.values.defined()) return;
+  target.values = copy.values.mutable_data_ptr();
+  target.wide_values = copy.values.scalar_type() == at::kFloat;
+  target.unscaled = spec.unscaled;
+}
+
 }  // namespace
-
-void raise_column_maxima(const Float8Problem& p, PieceRange piece, uint32_t* most) {
-  for_each_element(p.cols, piece, [&](int64_t index, int64_t column) {
-    most[column] = std::max(most[column], load_bits(p.source, p.x, index) & bits::kMagnitude);
-  });
-}
-
-void encode_float8_piece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales,
-                         Statistics& statistics) {
-  constexpr int kOne = kScaleBias;
-  for_each_element(p.cols, piece, [&](int64_t index, int64_t column) {
-    const float factor = scales.factor[column], scale = scales.scale[column];
-    const uint32_t x = factor == 0 ? 0 : load_bits(p.source, p.x, index);
-    const float scaled = std::bit_cast<float>(x) * factor;
-    const uint8_t code = encode(std::bit_cast<uint32_t>(scaled) | (x & bits::kSign), kOne, p.spec);
-    const float element = std::bit_cast<float>(decode(code, kOne, p.spec)), value = element * scale;
-    if (p.codes) {
-      p.codes[index] = code;
-    } else if (p.source == Source::kBFloat16 && p.power_of_two) {
-      static_cast<uint16_t*>(p.values)[index] = round_to_bfloat16(std::bit_cast<uint32_t>(value));
-    } else {
-      static_cast<float*>(p.values)[index] = value;
-    }
-    if (factor == 0) return;
-    const double unit = static_cast<double>(scale),
-                 error = static_cast<double>(scaled) - static_cast<double>(element);
-    statistics.signal += std::pow(static_cast<double>(scaled) * unit, 2);
-    statistics.error += std::pow(error * unit, 2);
-    if (element == 0 && (x & bits::kMagnitude) != 0) ++statistics.underflows;
-    if (p.amax > 0 && (x & bits::kMagnitude) > std::bit_cast<uint32_t>(p.amax))
-      ++statistics.saturations;
-  });
-}
 
 Float8 quantize_float8(const at::Tensor& x_in, const Float8Spec& spec) {
   check_input(x_in, spec);
@@ -172,64 +184,66 @@ Float8 quantize_float8(const at::Tensor& x_in, const Float8Spec& spec) {
   ops::simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
   const at::Tensor x = x_in.detach().contiguous();
   const Layout layout = layout_of(x.sizes(), spec.blocks);
-  const at::Tensor scales =
-      at::ones(float8_scale_sizes(x.sizes(), spec.blocks), x.options().dtype(at::kFloat));
+  Float8Problem problem = {
+      .rows = layout.rows,
+      .cols = layout.cols,
+      .source = x.scalar_type() == at::kFloat ? Source::kFloat32 : Source::kBFloat16,
+      .x = x.const_data_ptr(),
+      .spec = element_spec(spec.format),
+      .power_of_two = spec.power_of_two,
+      .amax = spec.amax.defined() ? *spec.amax.const_data_ptr<float>() : 0,
+      .by_codec = !ops::kernel_enabled(ops::Kernel::kQuantize),
+      .row = {},
+      .column = {},
+      .square = {},
+      .whole = {}};
   Float8 out;
-  if (spec.values) {
-    out.values =
-        at::empty(x.sizes(), x.options().dtype(spec.power_of_two ? x.scalar_type() : at::kFloat));
-  } else {
-    out.tensor = {at::empty(x.sizes(), x.options().dtype(at::kByte)), scales, spec.format,
-                  spec.blocks};
+  static_cast<Float8Copy&>(out) = allocate(x, spec, spec.blocks, spec.values);
+  add_target(problem, out, spec);
+  if (spec.second != Float8Spec::Second::kNone) {
+    const Float8Blocks blocks = blocks_of_second(spec.blocks);
+    out.second = allocate(x, spec, blocks, spec.second == Float8Spec::Second::kValues);
+    if (blocks == spec.blocks) out.second.tensor.scales = out.tensor.scales;
+    add_target(problem, out.second, spec);
   }
-  out.statistics = quantize_float8_blocks(
-      {.rows = layout.rows,
-       .cols = layout.cols,
-       .row_block = layout.row_block,
-       .col_block = layout.col_block,
-       .source = x.scalar_type() == at::kFloat ? Source::kFloat32 : Source::kBFloat16,
-       .x = x.const_data_ptr(),
-       .spec = element_spec(spec.format),
-       .power_of_two = spec.power_of_two,
-       .amax = spec.amax.defined() ? *spec.amax.const_data_ptr<float>() : 0,
-       .by_codec = !ops::kernel_enabled(ops::Kernel::kQuantize),
-       .codes = spec.values ? nullptr : out.tensor.codes.mutable_data_ptr<uint8_t>(),
-       .values = spec.values ? out.values.mutable_data_ptr() : nullptr,
-       .scales = scales.mutable_data_ptr<float>()});
+  out.statistics = quantize_float8_blocks(problem);
   return out;
 }
 
 at::Tensor dequantize(const Float8Tensor& x, at::ScalarType dtype) {
-  constexpr int64_t kGrainElements = 65536;
+  const Layout l = layout_of(x.codes.sizes(), x.blocks);
+  const at::Tensor y = at::empty(x.codes.sizes(), x.codes.options().dtype(dtype));
+  if (x.codes.numel() == 0) return y;
+  const at::Tensor codes = x.codes.contiguous(), scales = x.scales.contiguous();
   if (x.codes.is_cuda()) {
-    if (x.codes.numel() == 0) return at::empty(x.codes.sizes(), x.codes.options().dtype(dtype));
-    const Layout l = layout_of(x.codes.sizes(), x.blocks);
-    const at::Tensor of_blocks = x.scales.reshape(
+    const at::Tensor of_blocks = scales.view(
         {(l.rows + l.row_block - 1) / l.row_block, (l.cols + l.col_block - 1) / l.col_block});
     const at::Tensor numbers =
-        x.codes.contiguous().view(float8_type(x.format)).view({l.rows, l.cols}).to(at::kFloat);
+        codes.view(float8_type(x.format)).view({l.rows, l.cols}).to(at::kFloat);
     return numbers.mul(of_elements(of_blocks, l)).view(x.codes.sizes()).to(dtype);
   }
-  const ElementSpec& spec = element_spec(x.format);
-  std::array<float, 256> elements;
-  for (size_t code = 0; code < elements.size(); ++code)
-    elements[code] = std::bit_cast<float>(decode(static_cast<uint8_t>(code), kScaleBias, spec));
-  const Layout layout = layout_of(x.codes.sizes(), x.blocks);
-  const int64_t blocks = (layout.cols + layout.col_block - 1) / layout.col_block;
-  const at::Tensor y = at::empty(x.codes.sizes(), x.codes.options().dtype(at::kFloat));
-  const auto* codes = x.codes.const_data_ptr<uint8_t>();
-  const auto* scales = x.scales.const_data_ptr<float>();
-  auto* to = y.mutable_data_ptr<float>();
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(layout.cols, 1));
-  parallel_pieces(layout.rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const float* of_row = scales + row / layout.row_block * blocks;
-      for (int64_t col = 0; col < layout.cols; ++col)
-        to[row * layout.cols + col] =
-            elements[codes[row * layout.cols + col]] * of_row[col / layout.col_block];
-    }
-  });
-  return y.to(dtype);
+  ops::simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
+  const DequantizeProblem problem = {.rows = l.rows,
+                                     .cols = l.cols,
+                                     .row_block = l.row_block,
+                                     .col_block = l.col_block,
+                                     .codes = codes.const_data_ptr<uint8_t>(),
+                                     .scales = nullptr,
+                                     .float_scales = scales.const_data_ptr<float>(),
+                                     .spec = element_spec(x.format)};
+  if (dtype == at::kFloat) {
+    dequantize_blocks(problem, y.mutable_data_ptr<float>());
+  } else {
+    dequantize_blocks(problem, static_cast<uint16_t*>(y.mutable_data_ptr()));
+  }
+  return y;
+}
+
+at::Tensor dequantize_unscaled(const Float8Tensor& x, at::ScalarType dtype) {
+  Float8Tensor one = x;
+  one.scales = at::ones({}, x.scales.options());
+  one.blocks = Float8Blocks::kTensor;
+  return dequantize(one, dtype);
 }
 
 }  // namespace dovetail::mx

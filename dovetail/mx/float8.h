@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "dovetail/mx/codec.h"
 #include "dovetail/mx/format.h"
 #include "dovetail/mx/statistics.h"
 
@@ -15,7 +16,6 @@ namespace dovetail::mx {
 ///   kColumn  128 neighbours along the first dimension
 ///   kSquare  128 x 128 elements of a matrix
 enum class Float8Blocks { kTensor, kRow, kColumn, kSquare };
-constexpr int64_t kFloat8Block = 128;
 
 /// Returns torch's dtype for the codes of a format: float8_e5m2 for E5M2, float8_e4m3fn for E4M3.
 at::ScalarType float8_type(Format format);
@@ -29,6 +29,14 @@ struct Float8Spec {
   /// scale is computed from the tensor's own largest magnitude.
   at::Tensor amax = {};
   bool values = false;  ///< return dequantized numbers instead of codes
+  /// With `values`: return float32 numbers, also where the numbers are exact in bfloat16.
+  bool wide = false;
+  /// With `values` and kTensor, on a CPU: do not multiply the numbers by the scale. They are then
+  /// exact in x's dtype.
+  bool unscaled = false;
+  /// A second copy, from the same read of x. It has blocks kColumn if `blocks` is kRow; x
+  /// must then be a matrix. Otherwise it has the same blocks. Statistics do not count it.
+  enum class Second { kNone, kCodes, kValues } second = Second::kNone;
 };
 
 /// Tensor quantized to FP8. An element is the number of its code times its scale. `codes` are uint8
@@ -43,12 +51,19 @@ struct Float8Tensor {
   Float8Blocks blocks = Float8Blocks::kTensor;
 };
 
-/// Result of quantize_float8: either `tensor`, or `values` if the spec requests dequantized
-/// numbers. If scales are powers of two, `values` has x's dtype, in which the numbers are exact.
-/// Otherwise it is float32.
-struct Float8 {
+/// One quantized copy of a tensor: either codes in `tensor`, or `values` if dequantized numbers
+/// were requested. The scales are in `tensor` in both cases.
+struct Float8Copy {
   Float8Tensor tensor;
+  /// The numbers have x's dtype if they are exact in it. This holds for scales that are powers of
+  /// two, and for numbers that are not multiplied by their scale. Otherwise, and if the spec
+  /// requests it, they are float32.
   at::Tensor values;
+};
+
+/// Result of quantize_float8.
+struct Float8 : Float8Copy {
+  Float8Copy second;  ///< see Float8Spec::second
   /// Counts of the quantization. Its `min_scale` and `max_scale` are the exponent fields of the
   /// smallest and largest float32 scale. So they stand for these scales rounded down to powers of
   /// two.
@@ -74,5 +89,7 @@ Float8 quantize_float8(const at::Tensor& x, const Float8Spec& spec);
 
 /// Returns the numbers that the codes stand for, float32(code * scale), as float32 or bfloat16.
 at::Tensor dequantize(const Float8Tensor& x, at::ScalarType dtype = at::kFloat);
+/// Returns the numbers of the codes without their scales, as float32 or bfloat16.
+at::Tensor dequantize_unscaled(const Float8Tensor& x, at::ScalarType dtype);
 
 }  // namespace dovetail::mx

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "dovetail/base/threads.h"
+#include "dovetail/mx/float8_inl.h"
 #include "dovetail/mx/float8_simd.h"
 #include "dovetail/mx/quantize_inl.h"
 #include "hwy/highway.h"
@@ -20,115 +20,285 @@ namespace dovetail::mx {
 namespace HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_SCALAR
-void RaiseColumnMaxima(const Float8Problem& p, PieceRange piece, uint32_t* most) {
-  raise_column_maxima(p, piece, most);
+void QuantizeFloat8Piece(const Float8Problem& p, PieceRange piece, Statistics& statistics) {
+  quantize_float8_exactly(p, piece, statistics);
 }
-void EncodePiece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales,
-                 Statistics& statistics) {
-  encode_float8_piece(p, piece, scales, statistics);
+uint32_t Float8Maximum(const Float8Problem& p, PieceRange piece) {
+  return float8_maximum(p, piece);
+}
+void EncodeFloat8Run(const Float8Problem& p, PieceRange run, Float8Scale scale,
+                     Statistics& statistics) {
+  encode_float8_exactly(p, run, p.whole, scale, &statistics);
 }
 #else
 
-/// Loads up to kLanes elements as float32 bits, with zeros after them.
-template <class T>
-HWY_INLINE BitsVector load_some(const T* x, int64_t count) {
-  if (HWY_LIKELY(count == kLanes)) return load_bits(x);
-  HWY_ALIGN T padded[kLanes] = {};
-  std::memcpy(padded, x, static_cast<size_t>(count) * sizeof(T));
-  return load_bits(padded);
-}
-
-HWY_INLINE void store_all(BitsVector v, float* to) {
-  hn::StoreU(v, BitsTag(), reinterpret_cast<uint32_t*>(to));
-}
-HWY_INLINE void store_all(BitsVector v, BFloat16* to) {  // exact in 16 bits
-  hn::StoreU(hn::TruncateTo(HalfTag(), hn::ShiftRight<16>(v)), HalfTag(),
-             reinterpret_cast<uint16_t*>(to));
-}
-HWY_INLINE void store_all(BitsVector v, uint8_t* to) {
-  const hn::Rebind<uint8_t, BitsTag> d8;
-  hn::StoreU(hn::TruncateTo(d8, v), d8, to);
-}
-template <class Out>
-HWY_INLINE void store_some(BitsVector v, int64_t count, Out* to) {
-  if (HWY_LIKELY(count == kLanes)) return store_all(v, to);
-  HWY_ALIGN Out padded[kLanes];
-  store_all(v, padded);
-  std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(Out));
-}
+HWY_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class T>
-void raise_maxima(const Float8Problem& p, PieceRange piece, uint32_t* most) {
-  const BitsTag d;
-  for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
-    const T* x = static_cast<const T*>(p.x) + row * p.cols + piece.col;
-    for (int64_t i = 0; i < piece.cols; i += kLanes) {
-      const BitsVector v = load_some(x + i, std::min(kLanes, piece.cols - i));
-      hn::Store(hn::Max(hn::Load(d, most + i), hn::And(v, splat(bits::kMagnitude))), d, most + i);
+HWY_INLINE const T* at(const Float8Problem& p, int64_t row, int64_t col) {
+  return static_cast<const T*>(p.x) + row * p.cols + col;
+}
+
+/// Encodes `count` neighbours in runs that share a scale, each of `run` elements except the last.
+template <class L>
+void encode_row(const Coder& f, const typename LoopTypes<L>::T* x, int64_t count, int64_t run,
+                const Float8Scale* scales, bool unscaled, typename LoopTypes<L>::Out* out,
+                Statistics* statistics) {
+  using T = typename LoopTypes<L>::T;
+  using Out = typename LoopTypes<L>::Out;
+  const Constants constants = f.constants;
+  const BitsVector most = f.most;
+  PackCounts<2> counts;
+  Sums sums(largest_scale(scales, (count + run - 1) / run));
+  for (int64_t begin = 0; begin < count; begin += run, ++scales) {
+    const int64_t end = std::min(begin + run, count);
+    const PackScales pack_scales = same_scales(scales->factor, unscaled ? 1.0F : scales->scale);
+    counts.clear();
+    int64_t i = begin;
+    for (; i + kPacked <= end; i += kPacked)
+      L::encode_pack(constants, most, x + i, pack_scales, counts, out + i);
+    if (i < end) {
+      HWY_ALIGN T padded[kPacked] = {};
+      HWY_ALIGN Out padded_out[kPacked];
+      std::memcpy(padded, x + i, static_cast<size_t>(end - i) * sizeof(T));
+      L::encode_pack(constants, most, padded, pack_scales, counts, padded_out);
+      std::memcpy(out + i, padded_out, static_cast<size_t>(end - i) * sizeof(Out));
     }
+    if constexpr (LoopTypes<L>::kCount) {
+      const FloatVector scale = hn::Set(FloatTag(), scales->scale);
+      sums.add(counts.energies[0], scale);
+      sums.add(counts.energies[1], scale);
+    }
+  }
+  if constexpr (LoopTypes<L>::kCount) {
+    sums.finish(*statistics);
+    counts.finish(count, *statistics);
   }
 }
 
-void RaiseColumnMaxima(const Float8Problem& p, PieceRange piece, uint32_t* most) {
-  return p.source == Source::kFloat32 ? raise_maxima<float>(p, piece, most)
-                                      : raise_maxima<BFloat16>(p, piece, most);
+/// Encodes a row of blocks, or a part of the whole tensor, in runs that share a scale.
+template <class T>
+void encode_row(const Float8Problem& p, const Coder& f, PieceRange row, int64_t run,
+                const Float8Scale* scales, const Float8Target& target, Statistics* statistics) {
+  const int64_t runs = ceil_div(row.cols, run), index = row.row * p.cols + row.col;
+  bool finite = true;
+  for (int64_t i = 0; i < runs; ++i) finite &= scales[i].factor != 0;
+  if (!finite && runs > 1) {
+    for (int64_t i = 0; i < runs; ++i)
+      encode_row<T>(p, f, {row.row, 1, row.col + i * run, std::min(run, row.cols - i * run)}, run,
+                    scales + i, target, statistics);
+    return;
+  }
+  if (!finite) return encode_float8_exactly(p, row, target, *scales, statistics);
+  with_loops<T>(f, target, statistics != nullptr, [&](auto* loop, auto* out) {
+    encode_row<std::remove_pointer_t<decltype(loop)> >(f, static_cast<const T*>(p.x) + index,
+                                                       row.cols, run, scales, target.unscaled,
+                                                       out + index, statistics);
+  });
 }
 
-template <class T, class Out>
-void encode_piece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales, Out* out,
+/// Returns the largest magnitude of `count` elements, as float32 bits. Raises the maxima of
+/// columns, most[i], in bits of T, if `most` is not null. They are padded to whole vectors.
+template <class T, bool kColumns>
+uint32_t row_maximum(const T* x, int64_t count, hn::TFromD<MagnitudeTag<T> >* columns) {
+  const MagnitudeTag<T> d;
+  using U = hn::TFromD<MagnitudeTag<T> >;
+  constexpr int64_t kStep = static_cast<int64_t>(hn::MaxLanes(MagnitudeTag<T>()));
+  const auto mask = hn::Set(d, static_cast<U>(static_cast<U>(~U{0}) >> 1));
+  auto most = hn::Zero(d);
+  const auto visit = [&](const U* from, int64_t i) {
+    const auto size = hn::And(hn::LoadU(d, from), mask);
+    most = hn::Max(most, size);
+    if constexpr (kColumns) hn::Store(hn::Max(size, hn::Load(d, columns + i)), d, columns + i);
+  };
+  const auto* from = reinterpret_cast<const U*>(x);
+  int64_t i = 0;
+  for (; i + kStep <= count; i += kStep) visit(from + i, i);
+  if (i < count) {
+    HWY_ALIGN U padded[kStep] = {};
+    std::memcpy(padded, from + i, static_cast<size_t>(count - i) * sizeof(U));
+    visit(padded, i);
+  }
+  HWY_ALIGN uint32_t parts[4];
+  store_maximum_of_parts(d, most, parts);
+  const uint32_t bits = std::max(std::max(parts[0], parts[1]), std::max(parts[2], parts[3]));
+  return sizeof(T) == 2 ? bits << 16 : bits;
+}
+
+/// Scales of a piece's columns, in the order of `load_pack`, with zeros up to a whole pack.
+struct ColumnScales {
+  HWY_ALIGN float factor[kFloat8PieceColumns];
+  HWY_ALIGN float scale[kFloat8PieceColumns];
+  float largest = 0;
+  HWY_INLINE PackScales of_pack(int64_t begin) const {
+    const FloatTag d;
+    PackScales s;
+    DOVETAIL_UNROLL
+    for (int v = 0; v < kPack; ++v) {
+      s.factor[v] = hn::Load(d, factor + begin + v * kLanes);
+      s.scale[v] = hn::Load(d, scale + begin + v * kLanes);
+    }
+    return s;
+  }
+};
+
+/// Arranges `count` numbers, one per column, in the order in which `load_pack` loads elements of T.
+template <class T>
+void arrange(float* of_columns, int64_t count) {
+  std::fill(of_columns + count, of_columns + ceil_div(count, kPacked) * kPacked, 0.0F);
+  for (int64_t i = 0; i < count; i += kPacked) {
+    FloatVector pack[kPack];
+    load_for_pack<T>(of_columns + i, pack);
+    for (int v = 0; v < kPack; ++v) hn::Store(pack[v], FloatTag(), of_columns + i + v * kLanes);
+  }
+}
+
+/// Encodes a piece row by row, since rows are contiguous. Each column has its scale.
+template <class L>
+void encode_columns(const Float8Problem& p, const Coder& f, PieceRange piece,
+                    const ColumnScales& columns, typename LoopTypes<L>::Out* out,
+                    Statistics* statistics) {
+  using T = typename LoopTypes<L>::T;
+  using Out = typename LoopTypes<L>::Out;
+  const Constants constants = f.constants;
+  const BitsVector most = f.most;
+  PackCounts<kPack> counts;
+  for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
+    const T* x = at<T>(p, row, piece.col);
+    Out* to = out + row * p.cols + piece.col;
+    Sums sums(columns.largest);
+    const auto encode_pack = [&](const T* from, int64_t i, Out* result) {
+      const PackScales scales = columns.of_pack(i);
+      counts.clear();
+      L::encode_pack(constants, most, from, scales, counts, result);
+      if constexpr (LoopTypes<L>::kCount) {
+        DOVETAIL_UNROLL
+        for (int v = 0; v < kPack; ++v) sums.add(counts.energies[v], scales.scale[v]);
+      }
+    };
+    int64_t i = 0;
+    for (; i + kPacked <= piece.cols; i += kPacked) encode_pack(x + i, i, to + i);
+    if (i < piece.cols) {
+      const auto rest = static_cast<size_t>(piece.cols - i);
+      HWY_ALIGN T padded[kPacked] = {};
+      HWY_ALIGN Out padded_out[kPacked];
+      std::memcpy(padded, x + i, rest * sizeof(T));
+      encode_pack(padded, i, padded_out);
+      std::memcpy(to + i, padded_out, rest * sizeof(Out));
+    }
+    if constexpr (LoopTypes<L>::kCount) sums.finish(*statistics);
+  }
+  if constexpr (LoopTypes<L>::kCount) counts.finish(piece.rows * piece.cols, *statistics);
+}
+
+/// Quantizes the blocks of 128 x 1 of a piece whose columns have these maxima, in bits of T.
+template <class T, class U>
+void quantize_columns(const Float8Problem& p, const Coder& f, PieceRange piece, const U* maxima,
+                      Statistics* statistics) {
+  float* to = p.column.scales + piece.row / kFloat8Block * p.cols + piece.col;
+  ColumnScales columns;
+  std::vector<int64_t> not_finite;
+  for (int64_t i = 0; i < piece.cols; ++i) {
+    const auto most = static_cast<uint32_t>(maxima[i]) << (32 - 8 * sizeof(U));
+    const Float8Scale scale = choose_float8_scale(p, most, statistics);
+    to[i] = columns.scale[i] = scale.scale;
+    columns.factor[i] = scale.factor;
+    if (scale.factor == 0) not_finite.push_back(i);
+    columns.largest = std::max(columns.largest, scale.scale);
+  }
+  const auto exactly = [&](int64_t i, float factor) {
+    encode_float8_exactly(p, {piece.row, piece.rows, piece.col + i, 1}, p.column, {factor, to[i]},
+                          statistics);
+  };
+  if (statistics && !not_finite.empty()) {  // their energies are not finite
+    for (int64_t i = 0; i < piece.cols; ++i) exactly(i, columns.factor[i]);
+    return;
+  }
+  for (float* numbers : {columns.factor, columns.scale}) arrange<T>(numbers, piece.cols);
+  with_loops<T>(f, p.column, statistics != nullptr, [&](auto* loop, auto* out) {
+    encode_columns<std::remove_pointer_t<decltype(loop)> >(p, f, piece, columns, out, statistics);
+  });
+  for (const int64_t i : not_finite) exactly(i, 0);
+}
+
+/// Quantizes the blocks of 1 x 128 of one row of a piece. Raises the maxima of its columns, in bits
+/// of T, if `columns` is not null.
+template <class T, class U>
+void quantize_row(const Float8Problem& p, const Coder& f, PieceRange row, U* columns,
                   Statistics& statistics) {
-  const FloatTag d;
-  const Encoder f(p.spec);
-  const Constants constants = constants_of(f);
-  const BitsVector most = splat(p.amax > 0 ? std::bit_cast<uint32_t>(p.amax) : bits::kInfinity);
-  const BitsVector magnitude = splat(std::is_same_v<Out, uint8_t> ? f.code_mask : bits::kMagnitude);
-  FloatVector signal = hn::Zero(d), error = hn::Zero(d);
-  const float largest = *std::max_element(scales.scale, scales.scale + piece.cols,
-                                          [](float a, float b) { return a < b || std::isnan(a); });
-  for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
-    const int64_t at = row * p.cols + piece.col;
-    const T* x = static_cast<const T*>(p.x) + at;
-    for (int64_t i = 0; i < piece.cols; i += kLanes) {
-      const int64_t count = std::min(kLanes, piece.cols - i);
-      const FloatVector factor = hn::Load(d, scales.factor + i),
-                        scale = hn::Load(d, scales.scale + i);
-      const auto finite = hn::RebindMask(BitsTag(), hn::Ne(factor, hn::Zero(d)));
-      const BitsVector v = hn::IfThenElseZero(finite, load_some(x + i, count));
-      Energies energies = {hn::Zero(d), hn::Zero(d)};
-      const BitsVector encoded =
-          encode<Out, false, Path::kClamp>(constants, v, factor, scale, energies);
-      store_some(encoded, count, out + at + i);
-      const FloatVector ratio =
-          hn::IfThenElseZero(hn::Ne(factor, hn::Zero(d)), hn::Div(scale, hn::Set(d, largest)));
-      const FloatVector weight = hn::Mul(ratio, ratio);
-      signal = hn::MulAdd(energies.signal, weight, signal);
-      error = hn::MulAdd(energies.error, weight, error);
-      const BitsVector size = hn::And(v, splat(bits::kMagnitude));
-      const auto vanished =
-          hn::And(hn::Ne(size, splat(0)), hn::Eq(hn::And(encoded, magnitude), splat(0)));
-      statistics.underflows += count_true(vanished);
-      statistics.saturations += count_true(hn::Gt(size, most));
-    }
+  const int64_t runs = ceil_div(row.cols, kFloat8Block);
+  Float8Scale scales[kFloat8PieceColumns / kFloat8Block];
+  float* to = p.row.scales + row.row * ceil_div(p.cols, kFloat8Block) + row.col / kFloat8Block;
+  const T* x = at<T>(p, row.row, row.col);
+  for (int64_t i = 0; i < runs; ++i) {
+    const int64_t begin = i * kFloat8Block, count = std::min(kFloat8Block, row.cols - begin);
+    const uint32_t most = columns ? row_maximum<T, true>(x + begin, count, columns + begin)
+                                  : row_maximum<T, false>(x + begin, count, nullptr);
+    scales[i] = choose_float8_scale(p, most, &statistics);
+    to[i] = scales[i].scale;
   }
-  if (std::isnan(largest)) return;
-  const double unit = static_cast<double>(largest) * static_cast<double>(largest);
-  statistics.signal += static_cast<double>(sum_lanes(signal)) * unit;
-  statistics.error += static_cast<double>(sum_lanes(error)) * unit;
+  encode_row<T>(p, f, row, kFloat8Block, scales, p.row, &statistics);
+}
+
+/// Quantizes the blocks of 128 x 128 of a piece whose columns have these maxima, in bits of T.
+template <class T, class U>
+void quantize_squares(const Float8Problem& p, const Coder& f, PieceRange piece, const U* maxima,
+                      Statistics& statistics) {
+  Float8Scale scales[kFloat8PieceColumns / kFloat8Block];
+  float* to = p.square.scales + piece.row / kFloat8Block * ceil_div(p.cols, kFloat8Block) +
+              piece.col / kFloat8Block;
+  for (int64_t i = 0; i < piece.cols; i += kFloat8Block) {
+    const auto* columns = reinterpret_cast<const T*>(maxima + i);
+    const uint32_t most =
+        row_maximum<T, false>(columns, std::min(kFloat8Block, piece.cols - i), nullptr);
+    scales[i / kFloat8Block] = choose_float8_scale(p, most, &statistics);
+    to[i / kFloat8Block] = scales[i / kFloat8Block].scale;
+  }
+  for (int64_t row = piece.row; row < piece.row + piece.rows; ++row)
+    encode_row<T>(p, f, {row, 1, piece.col, piece.cols}, kFloat8Block, scales, p.square,
+                  &statistics);
 }
 
 template <class T>
-void encode_piece_of(const Float8Problem& p, PieceRange piece, const ColumnScales& scales,
-                     Statistics& statistics) {
-  if (p.codes) return encode_piece<T>(p, piece, scales, p.codes, statistics);
-  if (p.power_of_two)
-    return encode_piece<T>(p, piece, scales, static_cast<T*>(p.values), statistics);
-  return encode_piece<T>(p, piece, scales, static_cast<float*>(p.values), statistics);
+void quantize_piece(const Float8Problem& p, PieceRange piece, Statistics& statistics) {
+  using U = hn::TFromD<MagnitudeTag<T> >;
+  const Coder f(p);
+  HWY_ALIGN U maxima[kFloat8PieceColumns];
+  const bool down = !p.row.wanted() || p.column.wanted();
+  if (down) std::memset(maxima, 0, sizeof(maxima));
+  for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
+    if (p.row.wanted()) {
+      quantize_row<T, U>(p, f, {row, 1, piece.col, piece.cols}, down ? maxima : nullptr,
+                         statistics);
+    } else {
+      row_maximum<T, true>(at<T>(p, row, piece.col), piece.cols, maxima);
+    }
+  }
+  if (p.column.wanted())
+    quantize_columns<T>(p, f, piece, maxima, p.row.wanted() ? nullptr : &statistics);
+  if (p.square.wanted()) quantize_squares<T>(p, f, piece, maxima, statistics);
 }
 
-void EncodePiece(const Float8Problem& p, PieceRange piece, const ColumnScales& scales,
-                 Statistics& statistics) {
-  return p.source == Source::kFloat32 ? encode_piece_of<float>(p, piece, scales, statistics)
-                                      : encode_piece_of<BFloat16>(p, piece, scales, statistics);
+void QuantizeFloat8Piece(const Float8Problem& p, PieceRange piece, Statistics& statistics) {
+  if (p.by_codec) return quantize_float8_exactly(p, piece, statistics);
+  return p.source == Source::kFloat32 ? quantize_piece<float>(p, piece, statistics)
+                                      : quantize_piece<BFloat16>(p, piece, statistics);
+}
+
+uint32_t Float8Maximum(const Float8Problem& p, PieceRange run) {
+  if (p.by_codec) return float8_maximum(p, run);
+  return p.source == Source::kFloat32
+             ? row_maximum<float, false>(at<float>(p, run.row, run.col), run.cols, nullptr)
+             : row_maximum<BFloat16, false>(at<BFloat16>(p, run.row, run.col), run.cols, nullptr);
+}
+
+void EncodeFloat8Run(const Float8Problem& p, PieceRange run, Float8Scale scale,
+                     Statistics& statistics) {
+  if (p.by_codec) return encode_float8_exactly(p, run, p.whole, scale, &statistics);
+  const Coder f(p);
+  return p.source == Source::kFloat32
+             ? encode_row<float>(p, f, run, run.cols, &scale, p.whole, &statistics)
+             : encode_row<BFloat16>(p, f, run, run.cols, &scale, p.whole, &statistics);
 }
 
 #endif  // HWY_SCALAR
@@ -139,116 +309,64 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace dovetail::mx {
 
-HWY_EXPORT(RaiseColumnMaxima);
-HWY_EXPORT(EncodePiece);
+HWY_EXPORT(QuantizeFloat8Piece);
+HWY_EXPORT(Float8Maximum);
+HWY_EXPORT(EncodeFloat8Run);
 
 namespace {
 
-constexpr float kSmallestAmax = 0x1p-80F;
+/// Number of elements that a thread takes at a time.
+constexpr int64_t kGrainElements = 65536;
 
-void raise(const Float8Problem& p, PieceRange piece, uint32_t* most) {
-  if (p.by_codec) return raise_column_maxima(p, piece, most);
-  HWY_DYNAMIC_DISPATCH(RaiseColumnMaxima)(p, piece, most);
+Statistics sum_of(const std::vector<Statistics>& parts) {
+  Statistics sum;
+  for (const Statistics& part : parts) sum.add(part);
+  return sum;
 }
 
-struct BlockScale {
-  float factor, scale;
-};
-
-/// Returns the scale of a block whose largest magnitude is `most`, as float32 bits. Counts the
-/// block.
-BlockScale choose_scale(const Float8Problem& p, uint32_t most, Statistics& statistics) {
-  ++statistics.blocks;
-  if (most >= bits::kInfinity) {
-    ++statistics.non_finite_blocks;
-    return {0, std::numeric_limits<float>::quiet_NaN()};
-  }
-  const float amax = p.amax > 0 ? p.amax : std::bit_cast<float>(most);
-  float factor = std::bit_cast<float>(largest_bits(p.spec)) / std::max(amax, kSmallestAmax);
-  if (p.power_of_two)
-    factor = std::bit_cast<float>(std::bit_cast<uint32_t>(factor) & bits::kInfinity);
-  const float scale = 1 / factor;
-  statistics.amax_bits = std::max(statistics.amax_bits, most);
-  if (p.amax > 0 && most > std::bit_cast<uint32_t>(p.amax)) ++statistics.saturating_blocks;
-  if ((most & bits::kFraction) > p.spec.max_fraction) ++statistics.floor_saturated_blocks;
-  if (most == 0) {
-    ++statistics.zero_blocks;
-  } else {
-    const int byte = static_cast<int>(std::bit_cast<uint32_t>(scale) >> bits::kFractionBits);
-    statistics.min_scale = std::min(statistics.min_scale, byte);
-    statistics.max_scale = std::max(statistics.max_scale, byte);
-  }
-  return {factor, scale};
-}
-
-/// Quantizes a piece that consists of whole blocks, or a part of the whole tensor's single block.
-void quantize_piece(const Float8Problem& p, PieceRange piece, const BlockScale* whole,
-                    Statistics& statistics) {
-  ColumnScales columns;
-  if (whole) {
-    std::fill_n(columns.factor, piece.cols, whole->factor);
-    std::fill_n(columns.scale, piece.cols, whole->scale);
-  } else {
-    alignas(64) uint32_t most[kPieceColumns] = {};
-    raise(p, piece, most);
-    const int64_t blocks = (p.cols + p.col_block - 1) / p.col_block;
-    float* scales = p.scales + piece.row / p.row_block * blocks + piece.col / p.col_block;
-    for (int64_t begin = 0; begin < piece.cols; begin += p.col_block) {
-      const int64_t count = std::min(p.col_block, piece.cols - begin);
-      const BlockScale block =
-          choose_scale(p, *std::max_element(most + begin, most + begin + count), statistics);
-      std::fill_n(columns.factor + begin, count, block.factor);
-      std::fill_n(columns.scale + begin, count, block.scale);
-      scales[begin / p.col_block] = block.scale;
-    }
-  }
-  const auto padding = static_cast<int64_t>(kPieceColumns) - piece.cols;
-  std::fill_n(columns.factor + piece.cols, std::min<int64_t>(padding, 16), 0.0F);
-  std::fill_n(columns.scale + piece.cols, std::min<int64_t>(padding, 16), 0.0F);
-  statistics.elements += piece.rows * piece.cols;
-  if (p.by_codec) return encode_float8_piece(p, piece, columns, statistics);
-  HWY_DYNAMIC_DISPATCH(EncodePiece)(p, piece, columns, statistics);
+/// Quantizes x as one block: a row of rows * cols elements, in runs.
+Statistics quantize_whole(Float8Problem p) {
+  p.cols *= p.rows;
+  p.rows = 1;
+  const auto parts = static_cast<size_t>((p.cols + kGrainElements - 1) / kGrainElements);
+  std::vector<uint32_t> maxima(parts);
+  parallel_pieces(p.cols, kGrainElements, [&](int64_t begin, int64_t end) {
+    maxima[static_cast<size_t>(begin / kGrainElements)] =
+        HWY_DYNAMIC_DISPATCH(Float8Maximum)(p, {0, 1, begin, end - begin});
+  });
+  Statistics of_block;
+  const Float8Scale scale =
+      choose_float8_scale(p, *std::max_element(maxima.begin(), maxima.end()), &of_block);
+  *p.whole.scales = scale.scale;
+  std::vector<Statistics> counts(parts);
+  parallel_pieces(p.cols, kGrainElements, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(EncodeFloat8Run)
+    (p, {0, 1, begin, end - begin}, scale, counts[static_cast<size_t>(begin / kGrainElements)]);
+  });
+  of_block.add(sum_of(counts));
+  return of_block;
 }
 
 }  // namespace
 
 Statistics quantize_float8_blocks(const Float8Problem& p) {
-  constexpr int64_t kGrainElements = 65536, kStripRows = 32;
   if (p.rows == 0 || p.cols == 0) return {};
-  const int64_t chunks = (p.cols + kPieceColumns - 1) / kPieceColumns;
-  const int64_t strip = p.whole() ? kStripRows : p.row_block, strips = (p.rows + strip - 1) / strip;
-  const int64_t grain =
-      std::max<int64_t>(1, kGrainElements / (strip * std::min(p.cols, kPieceColumns)));
-  const int64_t items = strips * chunks;
-  const auto parts = static_cast<size_t>((items + grain - 1) / grain);
-  const auto for_each_piece = [&](auto visit) {
-    parallel_pieces(items, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t item = begin; item < end; ++item) {
-        const int64_t row = item / chunks * strip, col = item % chunks * kPieceColumns;
-        visit(static_cast<size_t>(begin / grain),
-              PieceRange{row, std::min(strip, p.rows - row), col,
-                         std::min(kPieceColumns, p.cols - col)});
-      }
-    });
-  };
-  Statistics sum;
-  BlockScale scale = {};
-  if (p.whole()) {
-    std::vector<uint32_t> most(parts);
-    for_each_piece([&](size_t part, PieceRange piece) {
-      alignas(64) uint32_t columns[kPieceColumns] = {};
-      raise(p, piece, columns);
-      most[part] = std::max(most[part], *std::max_element(columns, columns + piece.cols));
-    });
-    scale = choose_scale(p, *std::max_element(most.begin(), most.end()), sum);
-    *p.scales = scale.scale;
-  }
-  std::vector<Statistics> counts(parts);
-  for_each_piece([&](size_t part, PieceRange piece) {
-    quantize_piece(p, piece, p.whole() ? &scale : nullptr, counts[part]);
+  if (p.whole.wanted()) return quantize_whole(p);
+  const bool down = p.column.wanted() || p.square.wanted();
+  const int64_t width = std::min(p.cols, down ? kFloat8PieceColumns / 2 : kFloat8PieceColumns),
+                height = down ? kFloat8Block : std::max<int64_t>(1, kGrainElements / width);
+  const int64_t across = (p.cols + width - 1) / width, strips = (p.rows + height - 1) / height;
+  const int64_t grain = std::max<int64_t>(1, kGrainElements / (width * height));
+  std::vector<Statistics> counts(static_cast<size_t>((strips * across + grain - 1) / grain));
+  parallel_pieces(strips * across, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t row = item / across * height, col = item % across * width;
+      HWY_DYNAMIC_DISPATCH(QuantizeFloat8Piece)
+      (p, {row, std::min(height, p.rows - row), col, std::min(width, p.cols - col)},
+       counts[static_cast<size_t>(begin / grain)]);
+    }
   });
-  for (const Statistics& part : counts) sum.add(part);
-  return sum;
+  return sum_of(counts);
 }
 
 }  // namespace dovetail::mx

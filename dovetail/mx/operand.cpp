@@ -30,9 +30,10 @@ OperandCopies quantize_microscaling(const X& x, const OperandRecipe& recipe,
   }
   const Quantized made = quantize(x, spec);
   if (made.square_values.defined())
-    return {made.square_values, made.square_values, {}, {}, made.square_statistics};
+    return {made.square_values, made.square_values, 1, {}, {}, made.square_statistics, {}, {}};
   return {made.row_values,
           made.column_values,
+          1,
           made.column.codes(),
           made.column.scales(),
           request.row ? made.row_statistics : made.column_statistics,
@@ -46,32 +47,38 @@ Float8Blocks float8_blocks(const OperandRecipe& recipe, bool along_rows) {
   return along_rows ? Float8Blocks::kRow : Float8Blocks::kColumn;
 }
 
+/// Returns true if the tensor's scale is left to the product. On a GPU, a product cannot read it
+/// without waiting.
+bool leaves_scale(const at::Tensor& x, const OperandRecipe& recipe) {
+  return recipe.blocks == Blocks::kTensor && x.is_cpu();
+}
+
 OperandCopies quantize_float8(const at::Tensor& x, const OperandRecipe& recipe,
                               const OperandRequest& request) {
-  Float8Spec spec = {
-      .format = *recipe.format, .power_of_two = !recipe.float32_scales, .amax = request.amax};
-  const auto make = [&](bool along_rows, bool values) {
-    spec.blocks = float8_blocks(recipe, along_rows);
-    spec.values = values;
-    return quantize_float8(x, spec);
-  };
+  using Second = Float8Spec::Second;
+  const bool numbers = request.row || request.column, lines = recipe.blocks == Blocks::k1x128;
+  Float8Spec spec = {.format = *recipe.format,
+                     .blocks = float8_blocks(recipe, request.row),
+                     .power_of_two = !recipe.float32_scales,
+                     .amax = request.amax,
+                     .values = numbers,
+                     .wide = request.wide,
+                     .unscaled = leaves_scale(x, recipe)};
+  if (request.kept && numbers) {
+    spec.second = Second::kCodes;
+  } else if (request.row && request.column && lines) {
+    spec.second = Second::kValues;
+  }
+  const Float8 made = quantize_float8(x, spec);
   OperandCopies copies;
-  if (request.row) {
-    const Float8 made = make(true, true);
-    copies.row = made.values;
-    copies.statistics = made.statistics;
-  }
-  if (request.column && request.row && recipe.blocks != Blocks::k1x128) {
-    copies.column = copies.row;
-  } else if (request.column) {
-    const Float8 made = make(false, true);
-    copies.column = made.values;
-    if (!request.row) copies.statistics = made.statistics;
-  }
+  copies.statistics = made.statistics;
+  if (request.row) copies.row = made.values;
+  if (request.column) copies.column = request.row && lines ? made.second.values : made.values;
+  if (spec.unscaled) copies.scale = made.tensor.scales.item<float>();
   if (request.kept) {
-    const Float8 made = make(false, false);
-    copies.codes = made.tensor.codes;
-    copies.scales = made.tensor.scales;
+    const Float8Tensor& kept = numbers ? made.second.tensor : made.tensor;
+    copies.codes = kept.codes;
+    copies.scales = kept.scales;
   }
   return copies;
 }
@@ -90,12 +97,19 @@ OperandCopies quantize_operand(const ops::MadeRows& x, const OperandRecipe& reci
   return quantize_microscaling(x, recipe, request);
 }
 
-at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
-                           const OperandRecipe& recipe, at::ScalarType dtype) {
-  if (recipe.is_microscaling())
-    return dequantize(MXTensor(codes, scales, *recipe.format, Orientation::kColumn), dtype);
-  return dequantize(Float8Tensor{codes, scales, *recipe.format, float8_blocks(recipe, false)},
-                    dtype);
+OperandCopies dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
+                              const OperandRecipe& recipe, at::ScalarType dtype) {
+  OperandCopies copies;
+  if (recipe.is_microscaling()) {
+    copies.column =
+        dequantize(MXTensor(codes, scales, *recipe.format, Orientation::kColumn), dtype);
+    return copies;
+  }
+  const Float8Tensor kept{codes, scales, *recipe.format, float8_blocks(recipe, false)};
+  const bool unscaled = leaves_scale(codes, recipe);
+  copies.column = unscaled ? dequantize_unscaled(kept, dtype) : dequantize(kept, dtype);
+  if (unscaled) copies.scale = scales.item<float>();
+  return copies;
 }
 
 bool emulates_in_bfloat16() {
@@ -105,8 +119,11 @@ bool emulates_in_bfloat16() {
 at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a,
                                const OperandRecipe& b) {
   const bool instructions = x.is_cuda() || emulates_in_bfloat16();
-  const bool exact = !a.float32_scales && !b.float32_scales;
-  return instructions && exact && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
+  const auto exact = [&](const OperandRecipe& recipe) {
+    return !recipe.float32_scales || leaves_scale(x, recipe);
+  };
+  return instructions && exact(a) && exact(b) && x.scalar_type() == at::kBFloat16 ? at::kBFloat16
+                                                                                  : at::kFloat;
 }
 
 }  // namespace dovetail::mx

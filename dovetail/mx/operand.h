@@ -26,6 +26,8 @@ struct OperandRequest {
   /// the tensor's own magnitudes.
   at::Tensor amax = {};
   bool count = true;  ///< count statistics of a GPU, see QuantizeSpec::count (quantize.h)
+  /// FP8: make `row` and `column` as float32 numbers. Otherwise they are bfloat16 if that is exact.
+  bool wide = false;
 };
 
 /// Results of `quantize_operand`. A result that was not requested is undefined.
@@ -34,6 +36,9 @@ struct OperandCopies {
   /// `column` are the same tensor if rows and columns share their scales: square blocks, or one
   /// scale for x.
   at::Tensor row, column;
+  /// Factor that the numbers in `row` and `column` lack. It is the scale of the whole tensor on a
+  /// CPU, and otherwise 1. Products are multiplied by it.
+  double scale = 1;
   at::Tensor codes, scales;  ///< codes and scales of the result `kept`
   /// Statistics of the quantization along rows, or along columns if `row` was not requested.
   Statistics statistics;
@@ -49,9 +54,10 @@ OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
 OperandCopies quantize_operand(const ops::MadeRows& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
 
-/// Returns the numbers that OperandCopies' `codes` and `scales` stand for, as `dtype`.
-at::Tensor dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
-                           const OperandRecipe& recipe, at::ScalarType dtype);
+/// Returns the numbers that the codes and scales of a result `kept` stand for, as `dtype`, in
+/// `column`, with their `scale`.
+OperandCopies dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
+                              const OperandRecipe& recipe, at::ScalarType dtype);
 
 /// Returns true if products of bfloat16 tensors on this CPU are emulated in bfloat16, not float32.
 /// This needs AVX-512 and its BF16 instructions.
@@ -60,7 +66,7 @@ bool emulates_in_bfloat16();
 /// Returns the dtype in which to emulate a product of two operands, quantized by recipes `a` and
 /// `b`. Every step except the FP32 sums is exact in this dtype. The dtype is bfloat16 if
 /// - x is bfloat16,
-/// - all scales are powers of two,
+/// - all scales are powers of two, or on a CPU the scale of a whole tensor (OperandCopies::scale),
 /// - x is on a GPU, or `emulates_in_bfloat16()` is true.
 ///
 /// Otherwise it is float32.

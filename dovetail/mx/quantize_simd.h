@@ -125,13 +125,15 @@ void quantize_exactly(const QuantizeProblem& problem, PieceRange block,
 void quantize_piece_exactly(const QuantizeProblem& problem, PieceRange piece,
                             QuantizeCounts& counts);
 
-/// Problem of dequantizing codes (rows, cols), contiguous, in blocks of row_block x col_block (32
-/// or 1 each). Scale bytes are (ceil(rows / row_block), ceil(cols / col_block)).
+/// Problem of dequantizing codes (rows, cols), contiguous, in blocks of row_block x col_block.
+/// Scales are (ceil(rows / row_block), ceil(cols / col_block)), as bytes or as float32. With bytes,
+/// a block has 32 or 1 rows and columns; with float32, 128, 1 or all (float8.h).
 struct DequantizeProblem {
   int64_t rows = 0, cols = 0;
   int64_t row_block = 1, col_block = kBlock;
   const uint8_t* codes = nullptr;
   const uint8_t* scales = nullptr;
+  const float* float_scales = nullptr;  ///< in place of `scales`
   ElementSpec spec = {};
 };
 /// Writes the dequantized numbers, (rows, cols), to y.

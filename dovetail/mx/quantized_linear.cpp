@@ -50,11 +50,20 @@ std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const Operan
   return {made[0], made[1]};
 }
 
-/// Returns a @ b as `dtype`, with b transposed if `options` ask for it. Both operands have the same
-/// dtype.
-at::Tensor product(const at::Tensor& a, const at::Tensor& b, const ops::GemmOptions& options,
-                   at::ScalarType dtype) {
-  return ops::gemm(a, b, options).to(dtype);
+/// Returns scale * (a @ b), plus bias, as `dtype`, with a or b transposed if `options` ask for it.
+/// Both operands have the same dtype. The result is rounded once.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, ops::GemmOptions options,
+                   at::ScalarType dtype, double scale) {
+  if (scale == 1) return ops::gemm(a, b, options).to(dtype);
+  const at::Tensor bias = std::exchange(options.bias, {});
+  if (a.scalar_type() == at::kBFloat16)  // ATen multiplies and adds before it rounds
+    return at::addmm(bias.defined() ? bias : at::zeros({}, a.options()),
+                     options.transpose_a ? a.t() : a, options.transpose_b ? b.t() : b,
+                     bias.defined() ? 1 : 0, scale)
+        .to(dtype);
+  at::Tensor y = ops::gemm(a, b, options).mul_(scale);
+  if (bias.defined()) y.add_(bias);
+  return y.to(dtype);
 }
 
 /// Raises delayed.seen to the largest magnitude of x. `counted_bits` is that magnitude on a CPU.
@@ -239,10 +248,13 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       if (!request.kept) return {y, {}, {}, {}, {}, of_x.most};
       return {y, of_x.column, of_x.column_scales, {}, {}, {}};
     }
+    const at::ScalarType dtype = emulation_dtype(x, layer.recipe_.activation, layer.recipe_.weight);
+    OperandRequest of_input = request;
+    of_input.wide = dtype == at::kFloat;
     if (rows) {
-      input = layer.quantized(Operand::kActivation, *rows, request, call);
+      input = layer.quantized(Operand::kActivation, *rows, of_input, call);
     } else if (layer.recipe_.activation.format) {
-      input = layer.quantized(Operand::kActivation, x, request, call);
+      input = layer.quantized(Operand::kActivation, x, of_input, call);
     } else {
       input.row = x;
     }
@@ -250,18 +262,17 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     user_check(width == weight.size(1),
                "{}: weight is {}, but the operation before it gives rows of {}", layer.name_,
                ops::describe(weight), width);
-    const OperandCopies of_weight = layer.weight_copies(weight, {.row = true});
+    const OperandCopies of_weight =
+        layer.weight_copies(weight, {.row = true, .wide = dtype == at::kFloat});
     at::Tensor y;
     if (layer.gemm_ == Gemm::kNative) {
       y = native_product(input.row_codes, of_weight.row_codes, x.scalar_type(),
                          bias.defined() ? bias.to(x.scalar_type()) : bias);
     } else {
-      const at::ScalarType dtype =
-          emulation_dtype(x, layer.recipe_.activation, layer.recipe_.weight);
       y = product(
           input.row.to(dtype), of_weight.row.to(dtype),
           {.transpose_b = true, .bias = bias.defined() ? bias.to(dtype).contiguous() : bias},
-          x.scalar_type());
+          x.scalar_type(), input.scale * of_weight.scale);
     }
     return {y, input.codes, input.scales, statistics.rstd, statistics.mean, {}};
   }
@@ -349,27 +360,31 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       if (wanted.bias) dbias = ops::column_sums(dy);
       return with_prologue();
     }
-    OperandCopies of_dy =
-        gradient_copies(layer, dy, {.row = wanted.input, .column = wanted.weight}, call);
+    const LinearRecipe& recipe = layer.recipe_;
+    const at::ScalarType of_dx = emulation_dtype(dy, recipe.gradient, recipe.weight),
+                         of_dw = emulation_dtype(dy, recipe.gradient, recipe.activation);
+    OperandCopies of_dy = gradient_copies(layer, dy,
+                                          {.row = wanted.input,
+                                           .column = wanted.weight,
+                                           .wide = of_dx == at::kFloat && of_dw == at::kFloat},
+                                          call);
     if (wanted.weight) {
-      const at::ScalarType dtype =
-          emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.activation);
       const OperandCopies of_x = input_columns(
-          layer, prologue.get(), {inputs[2], inputs[3], inputs[4], {}, {}, by_rows}, dtype);
-      dweight =
-          layer.gemm_ == Gemm::kNative
-              ? native_product(of_dy.column_codes, of_x.column_codes, made)
-              : product(of_dy.column.to(dtype), of_x.column.to(dtype), {.transpose_a = true}, made);
+          layer, prologue.get(), {inputs[2], inputs[3], inputs[4], {}, {}, by_rows}, of_dw);
+      dweight = layer.gemm_ == Gemm::kNative
+                    ? native_product(of_dy.column_codes, of_x.column_codes, made)
+                    : product(of_dy.column.to(of_dw), of_x.column.to(of_dw), {.transpose_a = true},
+                              made, of_dy.scale * of_x.scale);
     }
     of_dy.column.reset();
     of_dy.column_codes = {};
     if (wanted.input) {
-      const at::ScalarType dtype =
-          emulation_dtype(dy, layer.recipe_.gradient, layer.recipe_.weight);
-      const OperandCopies of_weight = layer.weight_copies(weight, {.column = true});
+      const OperandCopies of_weight =
+          layer.weight_copies(weight, {.column = true, .wide = of_dx == at::kFloat});
       dinput = layer.gemm_ == Gemm::kNative
                    ? native_product(of_dy.row_codes, of_weight.column_codes, made)
-                   : product(of_dy.row.to(dtype), of_weight.column.to(dtype), {}, made);
+                   : product(of_dy.row.to(of_dx), of_weight.column.to(of_dx), {}, made,
+                             of_dy.scale * of_weight.scale);
     }
     of_dy = {};
     if (wanted.bias) dbias = ops::column_sums(dy);
@@ -396,12 +411,12 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     if (kept.codes.defined() && layer.gemm_ == Gemm::kNative) {
       copies.column_codes = MXTensor(kept.codes, kept.scales, *recipe.format, Orientation::kColumn);
     } else if (kept.codes.defined()) {
-      copies.column = dequantize_kept(kept.codes, kept.scales, recipe, dtype);
+      copies = dequantize_kept(kept.codes, kept.scales, recipe, dtype);
     } else if (kept.by_rows) {
       ops::RowOperation::Statistics known;
-      copies = layer.requantized_activation(prologue->rows(kept.x, known));
+      copies = layer.requantized_activation(prologue->rows(kept.x, known), dtype);
     } else if (recipe.format) {
-      copies = layer.requantized_activation(as_rows(kept.x));
+      copies = layer.requantized_activation(as_rows(kept.x), dtype);
     } else {
       copies.column = as_rows(kept.x);
     }
@@ -492,12 +507,13 @@ OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandReq
 }
 
 template <class X>
-OperandCopies QuantizedLinear::requantized_activation(const X& x) {
+OperandCopies QuantizedLinear::requantized_activation(const X& x, at::ScalarType dtype) {
   return quantize_operand(x, recipe_.activation,
                           {.column = true,
                            .as_codes = gemm_ == Gemm::kNative,
                            .amax = delayed(Operand::kActivation, x.device()).amax,
-                           .count = false});
+                           .count = false,
+                           .wide = dtype == at::kFloat});
 }
 
 OperandCopies QuantizedLinear::weight_copies(const at::Tensor& weight,

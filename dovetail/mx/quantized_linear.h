@@ -148,10 +148,10 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   /// MadeRows.
   template <class X>
   OperandCopies quantized(Operand operand, const X& x, OperandRequest request, const Call& call);
-  /// Makes the column copy of an activation without counting statistics, since forward counted
-  /// them.
+  /// Makes the column copy of an activation for a product in `dtype`. Does not count statistics,
+  /// since forward counted them.
   template <class X>
-  OperandCopies requantized_activation(const X& x);
+  OperandCopies requantized_activation(const X& x, at::ScalarType dtype);
   /// Makes the weight's row or column copy for a product. Returns the weight itself if the recipe
   /// does not quantize it.
   OperandCopies weight_copies(const at::Tensor& weight, const OperandRequest& request);

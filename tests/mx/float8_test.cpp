@@ -137,6 +137,125 @@ TEST(Float8, AMagnitudeFromOutsideSetsTheScaleAndSaturates) {
   EXPECT_EQ(quantize_float8(x, {}).statistics.saturations, 0);
 }
 
+/// Returns true if two tensors have the same dtype and numbers, or NaN in the same places.
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  if (a.defined() != b.defined()) return false;
+  if (!a.defined()) return true;
+  return a.scalar_type() == b.scalar_type() && at::equal(a.isnan(), b.isnan()) &&
+         at::equal(a.nan_to_num(-1), b.nan_to_num(-1));
+}
+bool same(const Float8Copy& a, const Float8Copy& b) {
+  return same(a.tensor.codes, b.tensor.codes) && same(a.tensor.scales, b.tensor.scales) &&
+         same(a.values, b.values);
+}
+
+void expect_second_as_alone(const at::Tensor& x, Float8Spec spec) {
+  using Second = Float8Spec::Second;
+  for (const auto& [values, second] : {std::pair(true, Second::kValues),
+                                       {true, Second::kCodes},
+                                       {false, Second::kCodes},
+                                       {false, Second::kValues}}) {
+    if (values == (second == Second::kValues) && spec.blocks != Float8Blocks::kRow)
+      continue;  // it would be the first copy again
+    spec.values = values;
+    spec.second = second;
+    const Float8 both = quantize_float8(x, spec);
+    Float8Spec alone = spec;
+    alone.second = Second::kNone;
+    const Float8 first = quantize_float8(x, alone);
+    EXPECT_TRUE(same(first, both));
+    EXPECT_EQ(first.statistics.blocks, both.statistics.blocks);
+    EXPECT_EQ(first.statistics.underflows, both.statistics.underflows);
+    EXPECT_NEAR(first.statistics.signal, both.statistics.signal, 1e-4 * both.statistics.signal);
+    EXPECT_EQ(first.statistics.elements, both.statistics.elements);
+    if (spec.blocks == Float8Blocks::kRow) alone.blocks = Float8Blocks::kColumn;
+    alone.values = second == Second::kValues;
+    EXPECT_TRUE(same(quantize_float8(x, alone), both.second));
+  }
+}
+
+TEST(Float8, ASecondCopyOfOneReadIsTheCopyMadeAlone) {
+  at_every_simd_level([] {
+    uint64_t seed = 20;
+    for (const auto& [rows, cols] : {std::pair(1, 1), {127, 33}, {130, 1100}, {257, 2050}}) {
+      for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+        for (const Float8Blocks blocks : {Float8Blocks::kRow, Float8Blocks::kTensor}) {
+          for (const bool power_of_two : {false, true}) {
+            at::Tensor x = ordinary_values({rows, cols}, seed++, dtype);
+            expect_second_as_alone(x, {.blocks = blocks, .power_of_two = power_of_two});
+            x[rows / 2][cols / 2] = std::numeric_limits<float>::infinity();
+            x[rows - 1][cols - 1] = std::numeric_limits<float>::quiet_NaN();
+            expect_second_as_alone(x, {.blocks = blocks, .power_of_two = power_of_two});
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(Float8, ANanPoisonsItsBlockAlone) {
+  at_every_simd_level([] {
+    for (const Float8Blocks blocks : kAllBlocks) {
+      at::Tensor x = ordinary_values({200, 1200}, 9, at::kBFloat16);
+      const at::Tensor whole = quantize_float8(x, {.blocks = blocks, .values = true}).values;
+      x[130][700] = std::numeric_limits<float>::quiet_NaN();
+      const Float8 made = quantize_float8(x, {.blocks = blocks, .values = true});
+      const at::Tensor poisoned = made.values.isnan();
+      EXPECT_TRUE(poisoned[130][700].item<bool>());
+      EXPECT_TRUE(at::equal(at::where(poisoned, 0, made.values), at::where(poisoned, 0, whole)));
+      const int64_t expected = blocks == Float8Blocks::kTensor   ? 200 * 1200
+                               : blocks == Float8Blocks::kRow    ? 128
+                               : blocks == Float8Blocks::kColumn ? 72
+                                                                 : 72 * 128;
+      EXPECT_EQ(poisoned.sum().item<int64_t>(), expected);
+      EXPECT_TRUE(std::isfinite(made.statistics.signal));
+      EXPECT_EQ(made.statistics.non_finite_blocks, 1);
+    }
+  });
+}
+
+TEST(Float8, WideAndUnscaledNumbersAreTheSameNumbers) {
+  at_every_simd_level([] {
+    const at::Tensor x = ordinary_values({130, 77}, 11, at::kBFloat16);
+    for (const Float8Blocks blocks : kAllBlocks) {
+      Float8Spec spec = {.blocks = blocks, .power_of_two = true, .values = true};
+      const at::Tensor narrow = quantize_float8(x, spec).values;
+      spec.wide = true;
+      const at::Tensor wide = quantize_float8(x, spec).values;
+      EXPECT_EQ(wide.scalar_type(), at::kFloat);
+      EXPECT_TRUE(at::equal(wide, narrow.to(at::kFloat)));
+    }
+    for (const Format format : kFormats) {
+      const Float8 made = quantize_float8(x, {.format = format, .values = true, .unscaled = true});
+      EXPECT_EQ(made.values.scalar_type(), at::kBFloat16);
+      const at::Tensor scaled = quantize_float8(x, {.format = format, .values = true}).values;
+      EXPECT_TRUE(at::equal(made.values.to(at::kFloat).mul(made.tensor.scales), scaled));
+      const Float8Tensor codes = quantize_float8(x, {.format = format}).tensor;
+      for (const auto dtype : {at::kFloat, at::kBFloat16})
+        EXPECT_TRUE(at::equal(dequantize_unscaled(codes, dtype), made.values.to(dtype)));
+    }
+  });
+}
+
+TEST(Float8, DequantizesEveryCodeAndRoundsOnce) {
+  at_every_simd_level([] {
+    for (const Format format : kFormats) {
+      const int64_t most = format == Format::kE4M3 ? 0x7e : 0x7b;
+      const at::Tensor of_sign = at::arange(most + 1, at::kByte),
+                       codes = at::cat({of_sign, of_sign.bitwise_or(0x80)}).repeat({3, 1});
+      const at::Tensor scales = at::tensor({1.0F, 0x1.123456p-90F, 3.7F}).unsqueeze(1);
+      const at::Tensor numbers = codes.view(float8_type(format)).to(at::kFloat).mul(scales);
+      const Float8Tensor tensor = {codes, scales.expand({3, 2}).contiguous(), format,
+                                   Float8Blocks::kRow};
+      EXPECT_TRUE(at::equal(dequantize(tensor), numbers));
+      EXPECT_TRUE(at::equal(dequantize(tensor, at::kBFloat16), numbers.to(at::kBFloat16)));
+      const Float8Tensor turned = {codes.t().contiguous().narrow(0, 0, 100),
+                                   scales.t().contiguous(), format, Float8Blocks::kColumn};
+      EXPECT_TRUE(at::equal(dequantize(turned), numbers.t().narrow(0, 0, 100)));
+    }
+  });
+}
+
 TEST(Float8, CountsErrorsBesideTheSignal) {
   at_every_simd_level([] {
     for (const Float8Blocks blocks : kAllBlocks) {
@@ -169,6 +288,9 @@ TEST(Float8, WhatCannotBeIsNamed) {
               HasSubstr("whole tensor"));
   EXPECT_THAT(user_error([&] { quantize_float8(x, {.amax = amax.to(at::kDouble)}); }),
               HasSubstr("float32 scalar"));
+  EXPECT_THAT(
+      user_error([&] { quantize_float8(x, {.blocks = Float8Blocks::kRow, .unscaled = true}); }),
+      HasSubstr("only one scale"));
 }
 
 }  // namespace

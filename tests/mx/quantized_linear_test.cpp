@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "dovetail/base/error.h"
+#include "dovetail/mx/float8.h"
 #include "dovetail/mx/linear.h"
 #include "dovetail/mx/quantize.h"
 #include "dovetail/ops/functions.h"
@@ -163,6 +164,29 @@ TEST(QuantizedLinear, WeightsInSquareBlocksAreOneCopyForBothProducts) {
   EXPECT_TRUE(at::allclose(y, at::linear(x, values), 1e-5, 1e-5));
   EXPECT_TRUE(at::allclose(x.grad(), at::mm(dy, values), 1e-5, 1e-5));
   EXPECT_FALSE(at::allclose(y, at::linear(x, weight), 1e-3, 1e-3));
+}
+
+TEST(QuantizedLinear, TheScaleOfAWholeTensorMultipliesTheProductAndNotTheBias) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = random({40, 64}, 1, dtype).mul_(1e-3).requires_grad_(),
+                     weight = random({96, 64}, 2, dtype).mul_(5).requires_grad_(),
+                     bias = random({96}, 3, dtype), dy = random({40, 96}, 4, dtype).mul_(1e-6);
+    const at::Tensor y = layer(recipe("fp8_tensor"))->forward(x, weight, bias);
+    y.backward(dy);
+    const auto values = [](const at::Tensor& of, Format format) {
+      return dequantize(quantize_float8(of.detach(), {.format = format}).tensor).to(at::kDouble);
+    };
+    const at::Tensor of_x = values(x, Format::kE4M3), of_w = values(weight, Format::kE4M3),
+                     of_dy = values(dy, Format::kE5M2);
+    const auto expect_near = [&](const at::Tensor& found, const at::Tensor& expected) {
+      const at::Tensor error = found.to(at::kDouble).sub(expected).abs();
+      const double unit = dtype == at::kFloat ? 1e-6 : 0x1p-8;  // rounded once
+      EXPECT_TRUE(error.le(expected.abs() * unit + expected.abs().max() * 1e-6).all().item<bool>());
+    };
+    expect_near(y, of_x.mm(of_w.t()) + bias.to(at::kDouble));
+    expect_near(x.grad(), of_dy.mm(of_w));
+    expect_near(weight.grad(), of_dy.t().mm(of_x));
+  }
 }
 
 TEST(QuantizedLinear, DelayedScalingReadsEarlierStepsAlone) {
