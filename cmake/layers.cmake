@@ -72,6 +72,7 @@ set(FOLDERS_train
     resolve  # everything decided before training: checks, device, sizes, memory
     loop  # steps, evaluation, checkpoints, resume
     gpt  # training of a GPT
+    suites  # benchmark suites of a GPT, read from Parquet
     recommender  # training of a recommender
     report  # report.html of a run
     .)
