@@ -39,7 +39,7 @@ class TaskSet {
   using Questions = std::vector<train::MultipleChoiceQuestion>;
   struct LoadedSuite {
     train::Suite suite;
-    std::vector<Questions> questions;  ///< of each task
+    std::vector<Questions> questions;  ///< questions of each task
   };
   class ItemLog;
 
@@ -50,7 +50,7 @@ class TaskSet {
                    std::vector<std::vector<std::string>>& rows) const;
 
   TaskEvaluation options_;
-  std::vector<Questions> files_;  ///< of each file
+  std::vector<Questions> files_;  ///< questions of each file
   std::vector<LoadedSuite> suites_;
 };
 

@@ -25,8 +25,9 @@ std::unique_ptr<ParquetColumns> open_parquet_columns(const std::filesystem::path
 
 /// Reads all rows of a Parquet file as a JSON array of objects, whose keys are `columns`. A list
 /// becomes an array, a structure an object, a missing value null. Meant for small files: everything
-/// is in memory. Throws UserError if Arrow is missing, the file cannot be read, a column is missing
-/// or a value is not JSON: for example a timestamp, or a string that is not UTF-8.
+/// is in memory. Throws UserError if Arrow is missing, the file cannot be read or a column is
+/// missing. Also throws for a value that JSON does not have, such as a timestamp or text that is
+/// not UTF-8.
 nlohmann::json read_parquet_records(const std::filesystem::path& path,
                                     const std::vector<std::string>& columns);
 

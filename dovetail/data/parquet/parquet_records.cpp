@@ -23,7 +23,7 @@ json number_at(const arrow::Array& array, int64_t i) {
 }
 
 template <class Array>
-json text_at(const arrow::Array& array, int64_t i) {
+json string_at(const arrow::Array& array, int64_t i) {
   return std::string(static_cast<const Array&>(array).GetView(i));
 }
 
@@ -70,11 +70,11 @@ json value_at(const ArrowFile& file, const arrow::Array& array, int64_t i) {
     case arrow::Type::DOUBLE:
       return number_at<arrow::DoubleArray>(array, i);
     case arrow::Type::STRING:
-      return text_at<arrow::StringArray>(array, i);
+      return string_at<arrow::StringArray>(array, i);
     case arrow::Type::LARGE_STRING:
-      return text_at<arrow::LargeStringArray>(array, i);
+      return string_at<arrow::LargeStringArray>(array, i);
     case arrow::Type::STRING_VIEW:
-      return text_at<arrow::StringViewArray>(array, i);
+      return string_at<arrow::StringViewArray>(array, i);
     case arrow::Type::LIST:
       return list_at<arrow::ListArray>(file, array, i);
     case arrow::Type::LARGE_LIST:

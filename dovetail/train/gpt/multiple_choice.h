@@ -58,10 +58,10 @@ std::vector<MultipleChoiceQuestion> make_questions(const std::vector<MultipleCho
 struct MultipleChoiceResult {
   int64_t items = 0;          ///< number of scored items
   double accuracy = 0;        ///< accuracy if the score is the log-likelihood ("acc" of lm-eval)
-  double standard_error = 0;  ///< of `accuracy`
+  double standard_error = 0;  ///< error of `accuracy`
   /// Accuracy if the score is the log-likelihood per character ("acc_norm").
   double accuracy_normalized = 0;
-  double standard_error_normalized = 0;  ///< of `accuracy_normalized`
+  double standard_error_normalized = 0;  ///< error of `accuracy_normalized`
   /// Accuracy if the score is the log-likelihood per byte ("acc_bytes").
   double accuracy_per_byte = 0;
   double chance = 0;  ///< expected accuracy of guessing: mean of 1 / number of choices
@@ -69,7 +69,7 @@ struct MultipleChoiceResult {
 
 /// Scores and answers of one question.
 struct ScoredQuestion {
-  size_t index = 0;                     ///< of the question
+  size_t index = 0;                     ///< index of the question
   std::vector<double> log_likelihoods;  ///< (choices), in nats
   int64_t chosen = 0;                   ///< choice with the highest log-likelihood
   int64_t chosen_normalized = 0;        ///< choice with the highest log-likelihood per character

@@ -114,7 +114,7 @@ Example make_example(const SuiteTask& task, json row) {
   return example;
 }
 
-std::vector<Example> read_file(const SuiteTask& task, const fs::path& path, size_t limit) {
+std::vector<Example> read_examples(const SuiteTask& task, const fs::path& path, size_t limit) {
   json records;
   try {
     records = data::read_parquet_records(path, task.columns);
@@ -149,7 +149,8 @@ std::vector<Example> read_split(const SuiteTask& task, const fs::path& folder,
   std::vector<Example> examples;
   for (const fs::path& path : split_files(task, folder, split)) {
     if (examples.size() == limit) break;
-    std::ranges::move(read_file(task, path, limit - examples.size()), std::back_inserter(examples));
+    std::ranges::move(read_examples(task, path, limit - examples.size()),
+                      std::back_inserter(examples));
   }
   if (examples.empty())
     throw UserError(fmt::format("the split {} of {} has no rows", split, task.repository), {},
@@ -220,8 +221,8 @@ std::vector<fs::path> split_files(const SuiteTask& task, const fs::path& folder,
                                   const std::string& split) {
   const fs::path root = folder / task.repository / task.config;
   const std::string help = fmt::format(
-      "download the data set: hf download {} --repo-type dataset --local-dir {}; if it has no "
-      "Parquet files, add --revision refs/convert/parquet",
+      "download the data set: hf download {} --repo-type dataset --local-dir {}. Without "
+      "Parquet files there, add --revision refs/convert/parquet",
       task.repository, (folder / task.repository).string());
   if (!fs::is_directory(root))
     throw UserError(fmt::format("{} reads {}, which is no folder", task.name, root.string()), help);

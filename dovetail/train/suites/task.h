@@ -7,8 +7,8 @@
 
 namespace dovetail::train {
 
-/// Multiple-choice task of a benchmark suite: a data set on the Hugging Face Hub, and the prompts
-/// that EleutherAI's lm-evaluation-harness (0.4.13) makes of its rows.
+/// Multiple-choice task of a benchmark suite. It names a data set on the Hugging Face Hub, and has
+/// the prompts that EleutherAI's lm-evaluation-harness (0.4.13) makes of its rows.
 ///
 /// A template is a text in which "{path}" stands for a value of the row. A path names a column, and
 /// after each '.' a field of a structure or the index in a list: "{choices.text.0}". "{path|strip}"
@@ -20,7 +20,7 @@ struct SuiteTask {
   enum class Shots { kFirst, kDrawn, kDrawnApart };
 
   std::string name;            ///< as in the harness, for example "arc_easy"
-  std::string repository;      ///< of the data set, for example "allenai/ai2_arc"
+  std::string repository;      ///< name of the data set, for example "allenai/ai2_arc"
   std::string config;          ///< folder in the repository, for example "ARC-Easy"; may be empty
   std::string question_split;  ///< "test" or "validation"
   std::string shot_split;      ///< split that the solved examples come from
