@@ -72,9 +72,9 @@ set(FOLDERS_train
     resolve  # everything decided before training: checks, device, sizes, memory
     loop  # steps, evaluation, checkpoints, resume
     gpt  # training of a GPT
-    suites  # benchmark suites of a GPT, read from Parquet
     recommender  # training of a recommender
     report  # report.html of a run
+    suites  # benchmark suites of a GPT, read from Parquet
     .)
 set(FOLDERS_cli
     parse  # options, messages, exit codes

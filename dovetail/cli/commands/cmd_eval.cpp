@@ -37,8 +37,8 @@ class EvalCommand : public Command {
     arguments
         .option(
             "--data", "PATH", &data_,
-            "Prepared folder whose validation split is read; with --suite: folder of data sets; "
-            "for a recommender: files of rows, repeatable (the run's own data)")
+            "Prepared folder to validate on; --suite: folder of data sets; a recommender: files of "
+            "rows, repeatable (the run's own data)")
         .completes(Completion::kFile);
     arguments
         .option("--split", "NAME", &rows_.split,

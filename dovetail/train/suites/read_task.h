@@ -17,9 +17,9 @@ std::vector<std::filesystem::path> split_files(const SuiteTask& task,
                                                const std::filesystem::path& folder,
                                                const std::string& split);
 
-/// Reads a task's questions, with `options.shots` solved examples before each.
-/// lm-evaluation-harness 0.4.13 makes the same prompts and choices with its default seed. Throws
-/// UserError that names the file, and the row or the missing column.
+/// Reads a task's questions, with `options.shots` solved examples before each. Prompts and choices
+/// equal the ones of lm-evaluation-harness 0.4.13 with its default seed. Throws UserError that
+/// names the file, and the row or the missing column.
 std::vector<MultipleChoiceQuestion> read_suite_task(const SuiteTask& task,
                                                     const std::filesystem::path& folder,
                                                     const MultipleChoiceOptions& options);

@@ -7,8 +7,8 @@
 
 namespace dovetail::train {
 
-/// Multiple-choice task of a benchmark suite. It names a data set on the Hugging Face Hub, and has
-/// the prompts that EleutherAI's lm-evaluation-harness (0.4.13) makes of its rows.
+/// Multiple-choice task of a benchmark suite: a data set on the Hugging Face Hub, and how its rows
+/// become prompts. The prompts are the ones of EleutherAI's lm-evaluation-harness 0.4.13.
 ///
 /// A template is a text in which "{path}" stands for a value of the row. A path names a column, and
 /// after each '.' a field of a structure or the index in a list: "{choices.text.0}". "{path|strip}"
