@@ -19,7 +19,7 @@ REASONING = [
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     folder = make_workspace(tmp_path_factory.mktemp("suites"))
-    dovetail("train", "run.toml", "--set", "run.folder=run", "--set", "train.steps=5", folder=folder)
+    dovetail("train", "run.toml", "--set", "run.folder=run", folder=folder)
     write_data_sets(folder / "sets")
     return folder
 
@@ -64,7 +64,7 @@ GOLDEN = {
         {"ind": 1, "activity_label": "Baking", "ctx_a": "A cook [title] stirs.  ", "ctx_b": "then SHE", "ctx": "",
          "endings": ["[step] bakes  it", "eats", "[a]sleeps.", " runs"], "source_id": "", "split": "val",
          "split_type": "", "label": "3"},
-        ["Baking: A cook.  stirs.  Then she"], [" bakes it", " eats", " sleeps.", " runs"], 3,
+        ["Baking: A cook. stirs.  Then she"], ["  bakes it", " eats", " sleeps.", " runs"], 3,
     ),
     "race": (
         "EleutherAI/race", "high/test-0.parquet",
