@@ -19,7 +19,7 @@ REASONING = [
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     folder = make_workspace(tmp_path_factory.mktemp("suites"))
-    dovetail("train", "run.toml", "--set", "run.folder=run", folder=folder)
+    dovetail("train", "run.toml", "--set", "run.folder=run", "--set", "model.context=128", folder=folder)
     write_data_sets(folder / "sets")
     return folder
 
