@@ -30,7 +30,7 @@ def score(folder, suite, *words, data="sets"):
         "eval", "run", "--suite", suite, "--data", data, "--log-items", "items.jsonl", *words, folder=folder
     )
     assert "validation" not in found
-    items = [json.loads(line) for line in (folder / "items.jsonl").read_text().splitlines()]
+    items = [json.loads(line) for line in (folder / "items.jsonl").open()]
     (figures,) = found["suites"]
     by_task = {task["task"]: [item for item in items if item["task"] == task["task"]] for task in figures["tasks"]}
     assert all(len(by_task[task["task"]]) == task["items"] for task in figures["tasks"])
@@ -202,7 +202,7 @@ def test_files_and_suites_are_scored_in_one_call(workspace):
     found = dovetail_json("eval", "run", *words, folder=workspace)
     assert [suite["suite"] for suite in found["suites"]] == ["piqa", "race"]
     assert found["tasks"][0]["shots"] == 0 and found["suites"][0]["shots"] == 1
-    lines = [json.loads(line) for line in (workspace / "all.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (workspace / "all.jsonl").open()]
     assert {line["task"] for line in lines} == {"task.jsonl", "piqa", "race"}
 
 

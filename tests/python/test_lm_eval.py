@@ -75,7 +75,7 @@ def run_harness(harness, workspace, folder, words: list) -> tuple[dict, dict]:
     (scores,) = out.glob("**/results_*.json")
     items = {}
     for path in out.glob("**/samples_*.jsonl"):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [json.loads(line) for line in path.open()]
         items[path.name.removeprefix("samples_").rsplit("_", 1)[0]] = sorted(lines, key=lambda line: line["doc_id"])
     return json.loads(scores.read_text()), items
 
@@ -115,7 +115,7 @@ def test_a_suite_agrees_item_by_item(harness, workspace, suite, shots, harness_t
         write_data_sets(sets)
     words = ["--suite", suite, "--data", "sets", "--log-items", f"{suite}.jsonl"]
     (ours,) = dovetail_json("eval", "run", *words, folder=workspace)["suites"]
-    lines = [json.loads(line) for line in (workspace / f"{suite}.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (workspace / f"{suite}.jsonl").open()]
     scores, items = run_harness(harness, workspace, sets, ["--tasks", harness_tasks, "--num_fewshot", shots])
     assert {line["task"] for line in lines} == set(items)
     for line in lines:
