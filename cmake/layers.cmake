@@ -74,6 +74,7 @@ set(FOLDERS_train
     gpt  # training of a GPT
     recommender  # training of a recommender
     report  # report.html of a run
+    suites  # benchmark suites of a GPT, read from Parquet
     .)
 set(FOLDERS_cli
     parse  # options, messages, exit codes

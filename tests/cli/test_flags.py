@@ -37,8 +37,11 @@ ALWAYS = {
 # Command, words after `dovetail`, and a part of the error.
 REFUSED = [
     ("train", "train run.toml --fresh --dry-run", "--fresh does nothing with --dry-run"),
-    ("eval", "eval runs/tiny --shots 2", "--shots and --limit are about --task"),
-    ("eval", "eval runs/tiny --limit 2", "--shots and --limit are about --task"),
+    ("eval", "eval runs/tiny --shots 2", "--shots, --limit and --log-items are about"),
+    ("eval", "eval runs/tiny --limit 2", "--shots, --limit and --log-items are about"),
+    ("eval", "eval runs/tiny --log-items items.jsonl", "--shots, --limit and --log-items are about"),
+    ("eval", "eval runs/tiny --suite piqa", "--suite reads its data sets from one folder"),
+    ("eval", "eval runs/tiny --suite piqa --data sets --max-tokens 9", "--max-tokens is about validation data"),
     ("eval", "eval runs/tiny --max-tokens 9 --task task.jsonl", "--max-tokens is about validation data"),
     ("eval", "eval runs/tiny --split train", "--split does nothing here"),
     ("eval", "eval runs/tiny --max-rows 5", "--max-rows does nothing here"),

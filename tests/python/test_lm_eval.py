@@ -1,4 +1,4 @@
-"""An exported model scores a multiple-choice task in EleutherAI's harness as `dovetail eval` scores it."""
+"""An exported model scores tasks in EleutherAI's harness as `dovetail eval` scores them, item by item."""
 # ctest-labels: package
 
 import json
@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 from cli import dovetail, dovetail_json
+from suite_files import write_data_sets
 from tiny_run import WORDS, make_workspace
 
 HARNESS = "lm-eval[hf]==0.4.13"  # apart from requirements.lock: it pins a numpy and datasets of its own
@@ -47,7 +48,7 @@ def harness(tmp_path_factory):
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     folder = make_workspace(tmp_path_factory.mktemp("lm_eval"))
-    settings = ["run.folder=run", "data.tokenizer.kind=bpe", "data.tokenizer.vocab_size=300", "model.context=128"]
+    settings = ["run.folder=run", "data.tokenizer.kind=bpe", "data.tokenizer.vocab_size=300", "model.context=256"]
     dovetail("train", "run.toml", *(w for s in settings for w in ("--set", s)), folder=folder)
     dovetail("export", "run", "--out", "hf", folder=folder)
     # Choices of unequal length and answers at random: the three accuracies differ, and none is 0 or 1.
@@ -62,21 +63,83 @@ def workspace(tmp_path_factory):
     return folder
 
 
+def run_harness(harness, workspace, folder, words: list) -> tuple[dict, dict]:
+    """Runs the harness in `folder` on the exported model. Returns its figures, and its items by task."""
+    out = workspace / f"scores-{len(list(workspace.glob('scores-*')))}"
+    words = [
+        "--model", "hf", "--model_args", f"pretrained={workspace / 'hf'},dtype=float32", "--include_path", workspace,
+        "--device", "cpu", "--batch_size", 1, "--output_path", out, "--log_samples", *words,
+    ]  # fmt: skip
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_CACHE": str(workspace / "cache")}
+    subprocess.run([harness, "-m", "lm_eval", *map(str, words)], cwd=folder, check=True, env=os.environ | offline)
+    (scores,) = out.glob("**/results_*.json")
+    items = {}
+    for path in out.glob("**/samples_*.jsonl"):
+        lines = [json.loads(line) for line in path.open()]
+        items[path.name.removeprefix("samples_").rsplit("_", 1)[0]] = sorted(lines, key=lambda line: line["doc_id"])
+    return json.loads(scores.read_text()), items
+
+
 @pytest.mark.parametrize("shots", [0, 2])
 def test_the_harness_counts_the_same_answers(harness, workspace, shots):
     (ours,) = dovetail_json("eval", "run", "--task", "task.jsonl", "--shots", shots, folder=workspace)["tasks"]
-    words = [
-        "--model", "hf", "--model_args", "pretrained=hf,dtype=float32", "--include_path", ".",
-        "--tasks", "dovetail_task", "--num_fewshot", shots, "--device", "cpu", "--batch_size", 1,
-        "--output_path", f"scores{shots}.json",
-    ]  # fmt: skip
-    subprocess.run(
-        [harness, "-m", "lm_eval", *map(str, words)], cwd=workspace, check=True,
-        env=dict(os.environ, HF_HUB_OFFLINE="1", HF_DATASETS_CACHE=str(workspace / "cache"), HF_DATASETS_OFFLINE="1"),
-    )  # fmt: skip
-    (scores,) = workspace.glob(f"scores{shots}*.json")
-    theirs = json.loads(scores.read_text())["results"]["dovetail_task"]
+    scores, _ = run_harness(harness, workspace, workspace, ["--tasks", "dovetail_task", "--num_fewshot", shots])
+    theirs = scores["results"]["dovetail_task"]
     assert ours["items"] == 60 and 0 < ours["accuracy"] < 1
     for mine, key in [("accuracy", "acc"), ("accuracy_normalized", "acc_norm"), ("accuracy_per_byte", "acc_bytes")]:
         assert ours[mine] == pytest.approx(theirs[f"{key},none"]), key
     assert ours["standard_error"] == pytest.approx(theirs["acc_stderr,none"], rel=1e-6)
+
+
+def harness_item(line: dict) -> tuple[list, list, list]:
+    """Prompts, continuations and log-likelihoods of an item in the harness's log, one per choice."""
+    requests = [line["arguments"][f"gen_args_{i}"] for i in range(len(line["arguments"]))]
+    likelihoods = [float(answer[0]) for answer in line["filtered_resps"]]
+    return [r["arg_0"] for r in requests], [r["arg_1"] for r in requests], likelihoods
+
+
+@pytest.mark.parametrize(
+    "suite, shots, harness_tasks",
+    [
+        ("mmlu", 5, "mmlu"),
+        (
+            "reasoning", 1,
+            "arc_challenge,arc_easy,race,piqa,winogrande,hellaswag,openbookqa,social_iqa,commonsense_qa",
+        ),
+    ],
+)  # fmt: skip
+def test_a_suite_agrees_item_by_item(harness, workspace, suite, shots, harness_tasks):
+    # The harness takes its own definitions of the tasks. It finds their data sets below its folder.
+    sets = workspace / "sets"
+    if not sets.exists():
+        write_data_sets(sets)
+    words = ["--suite", suite, "--data", "sets", "--log-items", f"{suite}.jsonl"]
+    (ours,) = dovetail_json("eval", "run", *words, folder=workspace)["suites"]
+    lines = [json.loads(line) for line in (workspace / f"{suite}.jsonl").open()]
+    scores, items = run_harness(harness, workspace, sets, ["--tasks", harness_tasks, "--num_fewshot", shots])
+    assert {line["task"] for line in lines} == set(items)
+    for line in lines:
+        theirs = items[line["task"]][line["item"]]
+        prompts, continuations, likelihoods = harness_item(theirs)
+        count = len(likelihoods)
+        assert len(line["log_likelihoods"]) == count
+        assert prompts == (line["prompts"] if len(line["prompts"]) > 1 else line["prompts"] * count)
+        assert continuations == (
+            line["continuations"] if len(line["continuations"]) > 1 else line["continuations"] * count
+        )
+        assert line["log_likelihoods"] == pytest.approx(likelihoods, rel=1e-4, abs=1e-3)
+        assert theirs["acc"] == (line["chosen"] == line["answer"])
+        if "acc_norm" in theirs:
+            assert theirs["acc_norm"] == (line["chosen_normalized"] == line["answer"])
+    for task in ours["tasks"]:
+        theirs = scores["results"][task["task"]]
+        assert task["items"] == len(items[task["task"]])
+        for mine, key in [("accuracy", "acc"), ("accuracy_normalized", "acc_norm")]:
+            if f"{key},none" in theirs:
+                assert task[mine] == pytest.approx(theirs[f"{key},none"])
+    if suite == "mmlu":
+        names = {"": ours} | {f"_{c['category'].replace(' ', '_')}": c for c in ours["categories"]}
+        for name, mine in names.items():
+            theirs = scores["results"][f"mmlu{name}"]
+            assert mine["accuracy"] == pytest.approx(theirs["acc,none"])
+            assert mine["standard_error"] == pytest.approx(theirs["acc_stderr,none"])

@@ -78,6 +78,10 @@ TEST(ContinuationLogLikelihoods, APromptThatDoesNotFitLosesItsBeginning) {
     EXPECT_NEAR(sums[0], whole_log_likelihood(*model, ids(prompt, 4), ids(5, 2)), 1e-4) << prompt;
     EXPECT_NEAR(sums[1], whole_log_likelihood(*model, ids(prompt, 4), ids(5, 3)), 1e-4) << prompt;
   }
+  // Each continuation leaves as much of the prompt as fits before it.
+  const auto unequal = continuation_log_likelihoods(*model, ids(40, 4), {ids(1, 2), ids(9, 3)});
+  EXPECT_NEAR(unequal[0], whole_log_likelihood(*model, ids(40, 4), ids(1, 2)), 1e-4);
+  EXPECT_NEAR(unequal[1], whole_log_likelihood(*model, ids(40, 4), ids(9, 3)), 1e-4);
   const auto whole_context = continuation_log_likelihoods(*model, ids(3, 4), {ids(16, 2)});
   EXPECT_NEAR(whole_context[0], whole_log_likelihood(*model, ids(3, 4), ids(16, 2)), 1e-4);
   EXPECT_THROW(continuation_log_likelihoods(*model, ids(3, 4), {ids(17, 2)}), UserError);
@@ -141,8 +145,8 @@ TEST(MultipleChoice, ScoresAsTheHarnessDoes) {
     items.push_back(item);
   }
   for (const int64_t shots : {0, 1, 3}) {
-    const auto result =
-        score_multiple_choice(*model, *data::bytes_tokenizer(), items, {.shots = shots});
+    const auto result = score_multiple_choice(*model, *data::bytes_tokenizer(),
+                                              make_questions(items, {.shots = shots}));
     const auto expected = scored_by_hand(*model, items, static_cast<size_t>(shots));
     EXPECT_EQ(result.items, 12);
     EXPECT_DOUBLE_EQ(result.accuracy, expected.accuracy) << shots;
@@ -165,20 +169,40 @@ TEST(MultipleChoice, TheTrueAnswersOfAModelScoreOne) {
     }
     item.answer = std::max_element(sums.begin(), sums.end()) - sums.begin();
   }
-  int64_t calls = 0;
-  const auto result = score_multiple_choice(*model, *data::bytes_tokenizer(), items, {},
-                                            [&](int64_t done, int64_t all) {
-                                              EXPECT_EQ(done, ++calls);
-                                              EXPECT_EQ(all, 5);
-                                            });
+  size_t calls = 0;
+  const auto score = [&](const MultipleChoiceOptions& options) {
+    return score_multiple_choice(*model, *data::bytes_tokenizer(), make_questions(items, options),
+                                 [&](const ScoredQuestion& scored) {
+                                   EXPECT_EQ(scored.index, calls++);
+                                   EXPECT_EQ(scored.log_likelihoods.size(), 4);
+                                 });
+  };
+  const auto result = score({});
+  EXPECT_EQ(calls, 5);
   EXPECT_EQ(result.accuracy, 1);
   EXPECT_EQ(result.standard_error, 0);
   for (auto& item : items) item.answer = (item.answer + 1) % 4;
-  EXPECT_EQ(score_multiple_choice(*model, *data::bytes_tokenizer(), items, {}).accuracy, 0);
-  EXPECT_EQ(score_multiple_choice(*model, *data::bytes_tokenizer(), items, {.max_items = 2}).items,
-            2);
-  EXPECT_THROW(score_multiple_choice(*model, *data::bytes_tokenizer(), items, {.shots = 5}),
-               UserError);
+  calls = 0;
+  EXPECT_EQ(score({}).accuracy, 0);
+  calls = 0;
+  EXPECT_EQ(score({.max_items = 2}).items, 2);
+  EXPECT_THROW(make_questions(items, {.shots = 5}), UserError);
+}
+
+TEST(MultipleChoice, ScoresOneEndingAfterEachContext) {
+  const auto model = small_model(64);
+  const MultipleChoiceQuestion question{.prompts = {"the cat sat ", "the dog sat"},
+                                        .continuations = {" down"},
+                                        .choices = {"cat", "dog"}};
+  ScoredQuestion found;
+  score_multiple_choice(*model, *data::bytes_tokenizer(), {question},
+                        [&](const ScoredQuestion& scored) { found = scored; });
+  const auto tokens = [](const std::string& text) { return data::bytes_tokenizer()->encode(text); };
+  ASSERT_EQ(found.log_likelihoods.size(), 2);
+  EXPECT_NEAR(found.log_likelihoods[0],
+              whole_log_likelihood(*model, tokens("the cat sat"), tokens("  down")), 1e-4);
+  EXPECT_NEAR(found.log_likelihoods[1],
+              whole_log_likelihood(*model, tokens("the dog sat"), tokens(" down")), 1e-4);
 }
 
 TEST(ParseMultipleChoice, ReadsItemsAndSkipsEmptyLines) {

@@ -6,14 +6,13 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/commands/eval_recommender.h"
+#include "dovetail/cli/commands/eval_tasks.h"
 #include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/gpt/load_model.h"
-#include "dovetail/train/gpt/multiple_choice.h"
 #include "dovetail/train/load_run.h"
 #include "dovetail/train/metrics/validation.h"
-#include "dovetail/train/run/progress.h"
 #include "dovetail/train/run/stored_run.h"
 
 namespace dovetail::cli {
@@ -36,9 +35,10 @@ class EvalCommand : public Command {
         .is_required()
         .completes(Completion::kFolder);
     arguments
-        .option("--data", "PATH", &data_,
-                "Prepared folder whose validation split is read; for a recommender: files of rows, "
-                "repeatable (the run's own data)")
+        .option(
+            "--data", "PATH", &data_,
+            "Prepared folder to validate on; --suite: folder of data sets; a recommender: files of "
+            "rows, repeatable (the run's own data)")
         .completes(Completion::kFile);
     arguments
         .option("--split", "NAME", &rows_.split,
@@ -57,32 +57,44 @@ class EvalCommand : public Command {
                 "Evenly spread windows of about N tokens; 0: the whole split (0)")
         .range(0, 1e15);
     arguments
-        .option("--task", "FILE", &tasks_,
+        .option("--task", "FILE", &tasks_.files,
                 "Multiple-choice task, JSONL of context, choices, answer; repeatable")
         .completes(Completion::kFile);
     arguments
-        .option("--shots", "N", &choice_.shots, "Solved items of the task before each question (0)")
+        .option("--suite", "NAME", &tasks_.suites,
+                "Benchmark suite read from Parquet files in --data; repeatable")
+        .one_of(train::suite_names());
+    arguments
+        .option("--shots", "N", &tasks_.shots,
+                "Solved items of the task before each question (0; mmlu 5, other suites 1)")
         .range(0, 1000);
     arguments
-        .option("--limit", "N", &choice_.max_items,
+        .option("--limit", "N", &tasks_.max_items,
                 "Only the first N items of each task; 0: all (0)")
         .range(0, 1e9);
+    arguments
+        .option("--log-items", "FILE", &tasks_.log,
+                "JSONL to write: prompt, scores and answer of each item of the tasks")
+        .completes(Completion::kFile);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
   void check() override {
-    user_check(!tasks_.empty() || (choice_.shots == 0 && choice_.max_items == 0),
-               "--shots and --limit are about --task, which is not given; leave them out");
-    user_check(max_tokens_ == 0 || tasks_.empty() || !data_.empty(),
+    user_check(
+        tasks_.any() || (tasks_.shots < 0 && tasks_.max_items == 0 && tasks_.log.empty()),
+        "--shots, --limit and --log-items are about --task or --suite; give one or leave them out");
+    user_check(tasks_.suites.empty() || data_.size() == 1,
+               "--suite reads its data sets from one folder; name it with --data FOLDER");
+    user_check(max_tokens_ == 0 || validates(),
                "--max-tokens is about validation data, but with --task only tasks are measured; "
-               "give --data too");
+               "give --data too, and no --suite");
   }
 
   void run() override {
     check();
+    if (!tasks_.suites.empty()) tasks_.folder = data_.front();
     // Read task files first, so that their mistakes show before the model is read.
-    std::vector<std::vector<train::MultipleChoiceItem>> tasks;
-    for (const std::string& path : tasks_) tasks.push_back(train::read_multiple_choice(path));
+    const TaskSet tasks(tasks_);
     train::StoredRun stored = train::read_stored_run(run_);
     nlohmann::ordered_json result = {{"checkpoint", stored.checkpoint.string()},
                                      {"step", stored.snapshot.step}};
@@ -93,8 +105,8 @@ class EvalCommand : public Command {
       evaluate_recommender(std::move(stored), rows_, result, rows);
     } else {
       const train::LoadedModel loaded = train::load_model(stored);
-      if (tasks_.empty() || !data_.empty()) add_validation(loaded, result, rows);
-      for (size_t i = 0; i < tasks.size(); ++i) add_task(loaded, tasks_[i], tasks[i], result, rows);
+      if (validates()) add_validation(loaded, result, rows);
+      if (tasks_.any()) tasks.score(loaded, result, rows);
     }
     if (json_) {
       print_json(result);
@@ -106,6 +118,9 @@ class EvalCommand : public Command {
  private:
   using Rows = std::vector<std::vector<std::string>>;
 
+  /// Returns true if the validation loss of a GPT is measured, not tasks alone.
+  bool validates() const { return !tasks_.any() || (tasks_.suites.empty() && !data_.empty()); }
+
   /// Throws UserError for an option that the trained model does not read.
   void check_options(const train::RunConfig& config) const {
     const auto only = [&](const char* option, bool given, bool read) {
@@ -114,9 +129,7 @@ class EvalCommand : public Command {
     };
     const bool recommends = config.recommends();
     only("--max-tokens", max_tokens_ > 0, !recommends);
-    only("--task", !tasks_.empty(), !recommends);
-    only("--shots", choice_.shots > 0, !recommends);
-    only("--limit", choice_.max_items > 0, !recommends);
+    only("--task and --suite", tasks_.any(), !recommends);
     only("--split", !rows_.split.empty(), recommends);
     only("--max-rows", rows_.max_rows > 0, recommends);
     only("--predictions", !rows_.predictions.empty(), recommends);
@@ -163,38 +176,10 @@ class EvalCommand : public Command {
                                       store.folder().string())});
   }
 
-  void add_task(const train::LoadedModel& loaded, const std::string& path,
-                const std::vector<train::MultipleChoiceItem>& items, nlohmann::ordered_json& result,
-                Rows& rows) const {
-    train::TerminalLine line;
-    const auto progress = [&](int64_t done, int64_t all) {
-      if (line.on_terminal())
-        line.show(
-            fmt::format(" {}  {} of {} items", path, format_grouped(done), format_grouped(all)));
-    };
-    const train::MultipleChoiceResult r =
-        train::score_multiple_choice(*loaded.model, *loaded.tokenizer, items, choice_, progress);
-    line.clear();
-    result["tasks"].push_back({{"task", path},
-                               {"shots", choice_.shots},
-                               {"items", r.items},
-                               {"accuracy", r.accuracy},
-                               {"standard_error", r.standard_error},
-                               {"accuracy_normalized", r.accuracy_normalized},
-                               {"accuracy_per_byte", r.accuracy_per_byte},
-                               {"chance", r.chance}});
-    rows.push_back(
-        {path, fmt::format("accuracy {:.2f} % ± {:.2f}, normalised {:.2f} %, chance {:.2f} %",
-                           100 * r.accuracy, 100 * r.standard_error, 100 * r.accuracy_normalized,
-                           100 * r.chance)});
-    rows.push_back({"  measured on",
-                    fmt::format("{} items, {} shots", format_grouped(r.items), choice_.shots)});
-  }
-
   std::string run_;
-  std::vector<std::string> data_, tasks_;
+  std::vector<std::string> data_;
+  TaskEvaluation tasks_;
   RecommenderEvaluation rows_;
-  train::MultipleChoiceOptions choice_;
   int64_t max_tokens_ = 0;
   bool json_ = false;
 };

@@ -1,6 +1,13 @@
 #include "dovetail/data/files/parquet.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "dovetail/base/error.h"
 #include "dovetail/base/module.h"
+#include "dovetail/data/files/utf8.h"
 
 namespace dovetail::data {
 namespace {
@@ -10,6 +17,13 @@ void* entry(const char* name) {
       module_path(kParquetModule), name,
       "reading Parquet and compressed files needs the Arrow libraries of pyarrow: pip install "
       "'pyarrow==26.*' next to torch. Or convert the data to text (.jsonl, .tsv)");
+}
+
+/// Returns true if all strings in `value` are UTF-8, which nlohmann::json does not check.
+bool is_text(const nlohmann::json& value) {
+  if (value.is_string()) return is_valid_utf8(value.get_ref<const std::string&>());
+  return !value.is_structured() ||
+         std::ranges::all_of(value, [](const nlohmann::json& part) { return is_text(part); });
 }
 
 }  // namespace
@@ -28,6 +42,19 @@ std::unique_ptr<ParquetColumns> open_parquet_columns(const std::filesystem::path
   std::unique_ptr<ParquetColumns> reader;
   open(path.c_str(), reader);
   return reader;
+}
+
+nlohmann::json read_parquet_records(const std::filesystem::path& path,
+                                    const std::vector<std::string>& columns) {
+  static const auto read = reinterpret_cast<ReadParquetRecords>(entry(kParquetRecordsEntry));
+  auto records = nlohmann::json::array();
+  read(path.c_str(), columns, records);
+  for (size_t row = 0; row < records.size(); ++row) {
+    if (!is_text(records[row]))
+      throw UserError("a string is not UTF-8", "write the file again, with text in UTF-8",
+                      fmt::format("{}: row {}", path.string(), row));
+  }
+  return records;
 }
 
 std::unique_ptr<ByteStream> open_unpacked(const std::filesystem::path& path,

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -89,12 +90,15 @@ class ByteStream {
 using OpenParquetText = void (*)(const char* path, const char* column,
                                  std::unique_ptr<ParquetText>& reader);
 using OpenParquetColumns = void (*)(const char* path, std::unique_ptr<ParquetColumns>& reader);
+using ReadParquetRecords = void (*)(const char* path, const std::vector<std::string>& columns,
+                                    nlohmann::json& records);
 using OpenUnpacked = void (*)(const char* path, const char* codec, uint64_t begin, uint64_t bytes,
                               std::unique_ptr<ByteStream>& stream);
 using Crc32 = uint32_t (*)(const void* bytes, size_t size);
 constexpr const char* kParquetModule = "libdovetail_parquet.so";
 constexpr const char* kParquetTextEntry = "dovetail_open_parquet_text";
 constexpr const char* kParquetColumnsEntry = "dovetail_open_parquet_columns";
+constexpr const char* kParquetRecordsEntry = "dovetail_read_parquet_records";
 constexpr const char* kUnpackedEntry = "dovetail_open_unpacked";
 constexpr const char* kCrc32Entry = "dovetail_crc32";
 

@@ -7,11 +7,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/data/files/python_text.h"
 #include "dovetail/models/gpt.h"
 
 namespace dovetail::train {
@@ -60,32 +63,43 @@ std::string prompt_of(const std::vector<MultipleChoiceItem>& items, size_t index
   return prompt + items[index].context;
 }
 
-struct TokenizedItem {
+struct TokenizedPrompt {
   std::vector<int32_t> prompt;
   std::vector<std::vector<int32_t>> continuations;
 };
 
-TokenizedItem tokenize(const data::Tokenizer& tokenizer, std::string prompt,
-                       const std::vector<std::string>& choices) {
-  const size_t kept = prompt.find_last_not_of(kWhiteSpace) + 1;  // npos + 1 == 0
-  const std::string moved = prompt.substr(kept);
-  prompt.resize(kept);
-  TokenizedItem item;
-  item.prompt = tokenizer.encode(prompt);
-  for (const std::string& choice : choices) {
-    std::vector<int32_t> whole = tokenizer.encode(fmt::format("{}{} {}", prompt, moved, choice));
-    user_check(whole.size() > item.prompt.size(), "the choice \"{}\" adds no token to its context",
-               choice);
-    item.continuations.emplace_back(whole.begin() + static_cast<std::ptrdiff_t>(item.prompt.size()),
-                                    whole.end());
+TokenizedPrompt tokenize(const data::Tokenizer& tokenizer, std::string_view text,
+                         std::span<const std::string> continuations) {
+  const std::string prompt(data::strip_end(text));
+  TokenizedPrompt tokens{.prompt = tokenizer.encode(prompt)};
+  for (const std::string& continuation : continuations) {
+    const std::vector<int32_t> whole = tokenizer.encode(fmt::format("{}{}", text, continuation));
+    user_check(whole.size() > tokens.prompt.size(), "the choice {:?} adds no token to its context",
+               continuation);
+    tokens.continuations.emplace_back(
+        whole.begin() + static_cast<std::ptrdiff_t>(tokens.prompt.size()), whole.end());
   }
-  if (item.prompt.empty()) {
+  if (tokens.prompt.empty()) {
     user_check(
         tokenizer.end_of_document() >= 0,
         "an item has an empty context, and this tokenizer has no token to begin a text with");
-    item.prompt.push_back(tokenizer.end_of_document());
+    tokens.prompt.push_back(tokenizer.end_of_document());
   }
-  return item;
+  return tokens;
+}
+
+std::vector<double> log_likelihoods(models::GPT& model, const data::Tokenizer& tokenizer,
+                                    const MultipleChoiceQuestion& question) {
+  std::vector<double> scores;
+  for (size_t i = 0; i < question.prompts.size(); ++i) {
+    std::span<const std::string> continuations = question.continuations;
+    if (question.prompts.size() > 1)
+      continuations = continuations.subspan(continuations.size() > 1 ? i : 0, 1);
+    const TokenizedPrompt tokens = tokenize(tokenizer, question.prompts[i], continuations);
+    std::ranges::copy(continuation_log_likelihoods(model, tokens.prompt, tokens.continuations),
+                      std::back_inserter(scores));
+  }
+  return scores;
 }
 
 /// Index of the highest weighted score; the first one of equal scores.
@@ -134,8 +148,28 @@ std::vector<MultipleChoiceItem> read_multiple_choice(const std::filesystem::path
   return parse_multiple_choice(read_file(path), path.string());
 }
 
+std::vector<MultipleChoiceQuestion> make_questions(const std::vector<MultipleChoiceItem>& items,
+                                                   const MultipleChoiceOptions& options) {
+  user_check(options.shots >= 0 && options.shots < static_cast<int64_t>(items.size()),
+             "{} shots need at least {} items, but the task has {}", options.shots,
+             options.shots + 1, items.size());
+  const size_t count = options.max_items > 0
+                           ? std::min(items.size(), static_cast<size_t>(options.max_items))
+                           : items.size();
+  std::vector<MultipleChoiceQuestion> questions;
+  for (size_t i = 0; i < count; ++i) {
+    MultipleChoiceQuestion question{.prompts = {prompt_of(items, i, options.shots)},
+                                    .choices = items[i].choices,
+                                    .answer = items[i].answer};
+    for (const std::string& choice : items[i].choices)
+      question.continuations.push_back(" " + choice);
+    questions.push_back(std::move(question));
+  }
+  return questions;
+}
+
 std::vector<double> continuation_log_likelihoods(
-    models::GPT& model, std::vector<int32_t> prompt,
+    models::GPT& model, const std::vector<int32_t>& prompt,
     const std::vector<std::vector<int32_t>>& continuations) {
   const c10::NoGradGuard no_grad;
   const auto context = static_cast<size_t>(model.config().context);
@@ -143,15 +177,20 @@ std::vector<double> continuation_log_likelihoods(
   for (const auto& continuation : continuations) longest = std::max(longest, continuation.size());
   user_check(longest <= context, "a choice has {} tokens, more than model.context = {}", longest,
              context);
+  std::vector<double> sums;
   // The last token of a continuation is predicted, never read.
   const size_t fits = context - longest + 1;
-  if (prompt.size() > fits)
-    prompt.erase(prompt.begin(), prompt.end() - static_cast<std::ptrdiff_t>(fits));
+  if (prompt.size() > fits && continuations.size() > 1) {
+    for (const auto& continuation : continuations)
+      sums.push_back(continuation_log_likelihoods(model, prompt, {continuation})[0]);
+    return sums;
+  }
 
+  const size_t begin = prompt.size() - std::min(prompt.size(), fits);
   models::KvCache cache;
-  if (prompt.size() > 1) model.logits_with_cache(row_of(prompt, 0, prompt.size() - 1), cache);
+  if (prompt.size() - begin > 1)
+    model.logits_with_cache(row_of(prompt, begin, prompt.size() - 1), cache);
   const int64_t shared = cache.length;
-  std::vector<double> sums;
   for (const auto& continuation : continuations) {
     cache.length = shared;  // later positions are overwritten
     std::vector<int32_t> read = {prompt.back()};
@@ -165,39 +204,38 @@ std::vector<double> continuation_log_likelihoods(
   return sums;
 }
 
-MultipleChoiceResult score_multiple_choice(models::GPT& model, const data::Tokenizer& tokenizer,
-                                           const std::vector<MultipleChoiceItem>& items,
-                                           const MultipleChoiceOptions& options,
-                                           const std::function<void(int64_t, int64_t)>& progress) {
-  user_check(options.shots >= 0 && options.shots < static_cast<int64_t>(items.size()),
-             "{} shots need at least {} items, but the task has {}", options.shots,
-             options.shots + 1, items.size());
-  const size_t count = options.max_items > 0
-                           ? std::min(items.size(), static_cast<size_t>(options.max_items))
-                           : items.size();
+MultipleChoiceResult score_multiple_choice(
+    models::GPT& model, const data::Tokenizer& tokenizer,
+    const std::vector<MultipleChoiceQuestion>& questions,
+    const std::function<void(const ScoredQuestion&)>& scored) {
   int64_t right = 0, right_per_character = 0, right_per_byte = 0;
   double chance = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const auto& [context, choices, answer] = items[i];
-    const TokenizedItem item = tokenize(tokenizer, prompt_of(items, i, options.shots), choices);
-    const std::vector<double> scores =
-        continuation_log_likelihoods(model, item.prompt, item.continuations);
-    right += best_choice(scores, choices, [](const std::string&) { return 1.0; }) == answer;
-    right_per_character += best_choice(scores, choices, code_points) == answer;
-    right_per_byte += best_choice(scores, choices, [](const std::string& c) {
-                        return static_cast<double>(c.size());
-                      }) == answer;
+  for (size_t i = 0; i < questions.size(); ++i) {
+    const auto& choices = questions[i].choices;
+    ScoredQuestion found{.index = i,
+                         .log_likelihoods = log_likelihoods(model, tokenizer, questions[i])};
+    const std::vector<double>& scores = found.log_likelihoods;
+    found.chosen = best_choice(scores, choices, [](const std::string&) { return 1.0; });
+    found.chosen_normalized = best_choice(scores, choices, code_points);
+    found.chosen_per_byte = best_choice(
+        scores, choices, [](const std::string& c) { return static_cast<double>(c.size()); });
+    right += found.chosen == questions[i].answer;
+    right_per_character += found.chosen_normalized == questions[i].answer;
+    right_per_byte += found.chosen_per_byte == questions[i].answer;
     chance += 1.0 / static_cast<double>(choices.size());
-    if (progress) progress(static_cast<int64_t>(i + 1), static_cast<int64_t>(count));
+    if (scored) scored(found);
   }
-  const auto n = static_cast<double>(count);
-  MultipleChoiceResult result{.items = static_cast<int64_t>(count),
+  const auto n = static_cast<double>(questions.size());
+  const auto standard_error = [&](double accuracy) {
+    return questions.size() > 1 ? std::sqrt(accuracy * (1 - accuracy) / (n - 1)) : 0;
+  };
+  MultipleChoiceResult result{.items = static_cast<int64_t>(questions.size()),
                               .accuracy = static_cast<double>(right) / n,
                               .accuracy_normalized = static_cast<double>(right_per_character) / n,
                               .accuracy_per_byte = static_cast<double>(right_per_byte) / n,
                               .chance = chance / n};
-  if (count > 1)
-    result.standard_error = std::sqrt(result.accuracy * (1 - result.accuracy) / (n - 1));
+  result.standard_error = standard_error(result.accuracy);
+  result.standard_error_normalized = standard_error(result.accuracy_normalized);
   return result;
 }
 

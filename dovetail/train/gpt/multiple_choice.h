@@ -31,50 +31,73 @@ std::vector<MultipleChoiceItem> read_multiple_choice(const std::filesystem::path
 std::vector<MultipleChoiceItem> parse_multiple_choice(std::string_view jsonl,
                                                       const std::string& name);
 
-/// Result of score_multiple_choice. The model answers an item with the choice that has the highest
-/// score. An accuracy is the fraction of items that the model answers correctly.
-struct MultipleChoiceResult {
-  int64_t items = 0;    ///< number of scored items
-  double accuracy = 0;  ///< accuracy if the score is the log-likelihood ("acc" of lm-eval)
-  /// Accuracy if the score is the log-likelihood per character ("acc_norm").
-  double accuracy_normalized = 0;
-  /// Accuracy if the score is the log-likelihood per byte ("acc_bytes").
-  double accuracy_per_byte = 0;
-  double chance = 0;  ///< expected accuracy of guessing: mean of 1 / number of choices
-  /// Standard error of `accuracy`: sqrt(p (1 - p) / (items - 1)); 0 for one item.
-  double standard_error = 0;
-};
-
 struct MultipleChoiceOptions {
-  /// Number of examples with their answers that precede each question in the prompt. They are the
-  /// first items of the file, without the question itself.
+  /// Number of examples with their answers that precede each question in the prompt.
   int64_t shots = 0;
   int64_t max_items = 0;  ///< maximum number of items to score; 0: all
 };
 
-/// Scores a task as EleutherAI's lm-evaluation-harness does (output_type multiple_choice).
+/// Question as the model reads it: for choice c, the text prompts[c] + continuations[c].
+struct MultipleChoiceQuestion {
+  std::vector<std::string> prompts;  ///< one for all choices, or one per choice
+  /// Texts whose log-likelihood is the score: one for all choices, or one per choice.
+  std::vector<std::string> continuations;
+  std::vector<std::string> choices;  ///< texts whose length divides the normalised scores
+  int64_t answer = 0;                ///< index of the correct choice
+};
+
+/// Returns the questions of a task, each with `options.shots` solved items before it. They are the
+/// first items without the question itself, joined as "context choice\n\n". A continuation is
+/// " " + choice. Throws UserError if there are fewer than `options.shots` other items.
+std::vector<MultipleChoiceQuestion> make_questions(const std::vector<MultipleChoiceItem>& items,
+                                                   const MultipleChoiceOptions& options);
+
+/// Result of score_multiple_choice. The model answers an item with the choice that has the highest
+/// score. An accuracy is the fraction of items that the model answers correctly. A standard error
+/// is sqrt(p (1 - p) / (items - 1)) of an accuracy p; 0 for one item.
+struct MultipleChoiceResult {
+  int64_t items = 0;          ///< number of scored items
+  double accuracy = 0;        ///< accuracy if the score is the log-likelihood ("acc" of lm-eval)
+  double standard_error = 0;  ///< error of `accuracy`
+  /// Accuracy if the score is the log-likelihood per character ("acc_norm").
+  double accuracy_normalized = 0;
+  double standard_error_normalized = 0;  ///< error of `accuracy_normalized`
+  /// Accuracy if the score is the log-likelihood per byte ("acc_bytes").
+  double accuracy_per_byte = 0;
+  double chance = 0;  ///< expected accuracy of guessing: mean of 1 / number of choices
+};
+
+/// Scores and answers of one question.
+struct ScoredQuestion {
+  size_t index = 0;                     ///< index of the question
+  std::vector<double> log_likelihoods;  ///< (choices), in nats
+  int64_t chosen = 0;                   ///< choice with the highest log-likelihood
+  int64_t chosen_normalized = 0;        ///< choice with the highest log-likelihood per character
+  int64_t chosen_per_byte = 0;          ///< choice with the highest log-likelihood per byte
+};
+
+/// Scores questions as EleutherAI's lm-evaluation-harness does (output_type multiple_choice).
 ///
-/// - The prompt is the shots (MultipleChoiceOptions), joined as "context choice\n\n", then the
-///   context.
-/// - Each choice is scored as " " + choice. Its tokens are encode(prompt + " " + choice) without
-///   the first |encode(prompt)| tokens.
-/// - White space at the end of the prompt counts towards the choice.
-/// - A prompt that does not fit into model.context loses its beginning, equally much for every
-///   choice of the item. (The harness cuts each choice's prompt separately.)
+/// - The tokens of a continuation are encode(prompt + continuation) without the first
+///   |encode(prompt)| tokens.
+/// - White space at the end of the prompt counts towards the continuation.
+/// - A prompt that does not fit into model.context loses its beginning.
 /// - An empty prompt is the end-of-document token.
 /// - On a tie the first choice wins.
 ///
-/// Calls `progress(done, items)` after each item.
+/// Calls `scored` after each question.
 MultipleChoiceResult score_multiple_choice(
     models::GPT& model, const data::Tokenizer& tokenizer,
-    const std::vector<MultipleChoiceItem>& items, const MultipleChoiceOptions& options,
-    const std::function<void(int64_t, int64_t)>& progress = {});
+    const std::vector<MultipleChoiceQuestion>& questions,
+    const std::function<void(const ScoredQuestion&)>& scored = {});
 
 /// Returns the sum over tokens of log p(continuation | prompt), for each of several continuations
-/// of one prompt. The model reads the prompt once. Arguments are token ids. The prompt has at least
-/// one token; each continuation has 1 to model.context tokens.
+/// of one prompt. The model reads the prompt once if it fits into model.context before the longest
+/// continuation. Else it loses its beginning, for each continuation as much as needed. Arguments
+/// are token ids. The prompt has at least one token; each continuation has 1 to model.context
+/// tokens.
 std::vector<double> continuation_log_likelihoods(
-    models::GPT& model, std::vector<int32_t> prompt,
+    models::GPT& model, const std::vector<int32_t>& prompt,
     const std::vector<std::vector<int32_t>>& continuations);
 
 }  // namespace dovetail::train
