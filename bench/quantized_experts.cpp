@@ -18,6 +18,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <iostream>
 #include <memory>

@@ -77,7 +77,7 @@ at::Tensor multiply_rows(at::TensorList a, at::TensorList b, bool transpose_b,
   std::vector<ops::GemmCall> calls;
   for (size_t g = 0; g < a.size(); ++g) {
     // Converted for groups without rows, too, so that all steps allocate the same memory.
-    const at::Tensor bias = biases.empty() ? at::Tensor() : biases[g].to(c.dtype()).contiguous();
+    const at::Tensor bias = biases.empty() ? at::Tensor() : biases[g].to(c.scalar_type()).contiguous();
     if (counts[g] == 0) continue;
     if (adds && bias.defined()) c_of[g].copy_(bias);
     calls.push_back({c_of[g],
@@ -323,7 +323,7 @@ class LinearGroupFunction : public torch::autograd::Function<LinearGroupFunction
       return parts;
     };
     if (wanted.weight) {
-      const Calls uncounted(groups, {.counts = false});  // forward counted x
+      const Calls uncounted(groups, QuantizedLinear::Call{.counts = false});  // forward counted x
       const GroupCopies of_x =
           copies_of_input(holder, x, counts, {.column = true}, uncounted, for_weight);
       std::ranges::move(multiply_columns(as(std::move(of_dy.column), for_weight), of_x.column,

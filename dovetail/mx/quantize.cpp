@@ -4,7 +4,10 @@
 #include <c10/core/DeviceGuard.h>
 #include <fmt/format.h>
 
+#include <cstddef>
+#include <iterator>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "dovetail/base/error.h"

@@ -302,7 +302,7 @@ TEST(MoeLayer, QuantizedExpertsAsOneOperationAreTheirModules) {
   for (const Config& c : {config(7, 2), config(40, 3), dropping, padded}) {
     for (const char* recipe : {"mxfp8", "mxfp4_stochastic", "fp8_block"}) {
       for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-        SCOPED_TRACE(testing::Message()
+        SCOPED_TRACE(::testing::Message()
                      << c.experts << " " << c.drop << " " << recipe << " " << at::toString(dtype));
         const QuantizedStep grouped = quantized_step(c, recipe, dtype);
         ops::set_disabled_kernels("experts");

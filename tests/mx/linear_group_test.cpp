@@ -145,7 +145,7 @@ TEST_P(OfRecipe, IsItsLinearsOneAfterAnother) {
          {Variant{nullptr, 72, true}, Variant{nullptr, 72, false},
           Variant{ops::swiglu_operation(), 144, false}, Variant{ops::gelu_operation(), 72, true},
           Variant{ops::squared_relu_operation(), 72, false}}) {
-      SCOPED_TRACE(testing::Message() << at::toString(dtype) << " " << width << " " << bias);
+      SCOPED_TRACE(::testing::Message() << at::toString(dtype) << " " << width << " " << bias);
       const Linears alone(72, 40, bias, recipe(GetParam()), dtype),
           group(72, 40, bias, recipe(GetParam()), dtype);
       const std::string obstacle = LinearGroup::obstacle(group.pointers(), dtype, at::kCPU);
@@ -161,7 +161,7 @@ TEST_P(OfRecipe, IsItsLinearsOneAfterAnother) {
       // ATen sums the columns of a bfloat16 gradient.
       expect_close(found.biases, expected.biases, dtype == at::kFloat ? 0 : 0x1p-7, "dbias");
       for (size_t g = 0; g < kCounts.size(); ++g) {
-        SCOPED_TRACE(testing::Message() << "statistics of " << g);
+        SCOPED_TRACE(::testing::Message() << "statistics of " << g);
         for (const Operand operand : kOperands)
           expect_equal(found.statistics[g].of(operand), expected.statistics[g].of(operand));
       }
