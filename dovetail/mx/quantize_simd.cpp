@@ -472,7 +472,8 @@ struct Tiling {
     across = (p.cols + width - 1) / width;
     const int64_t strips = (p.rows + height - 1) / height;
     items = p.cols == 0 ? 0 : made ? strips : strips * across;
-    grain = std::max<int64_t>(1, kPieceElements / ((made ? p.cols : width) * height));
+    const int64_t item_width = std::max<int64_t>(1, made ? p.cols : width);
+    grain = std::max<int64_t>(1, kPieceElements / (item_width * height));
     parts = (items + grain - 1) / grain;
   }
 };

@@ -316,7 +316,9 @@ TEST(MoeLayer, QuantizedExpertsAsOneOperationAreTheirModules) {
               << i;
         }
         // Modules count rows of zeros, too, that they add in bfloat16.
-        if (dtype == at::kFloat) EXPECT_EQ(grouped.blocks, modules.blocks);
+        if (dtype == at::kFloat) {
+          EXPECT_EQ(grouped.blocks, modules.blocks);
+        }
       }
     }
   }

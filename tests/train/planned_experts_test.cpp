@@ -82,7 +82,9 @@ TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
   const auto group = comm::local_groups(1)[0];
   EXPECT_NO_THROW(resolve_trial(config, *group));
   config.precision.recipe = "mxfp8";
-  if (!multiplies_by_onednn()) EXPECT_NO_THROW(resolve_trial(config, *group));
+  if (!multiplies_by_onednn()) {
+    EXPECT_NO_THROW(resolve_trial(config, *group));
+  }
   for (const char* recipe : {"bf16", "fp8_block"}) {
     config.precision.recipe = recipe;
     EXPECT_THAT([&] { resolve_trial(config, *group); },
