@@ -9,6 +9,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/mx/operand.h"
+#include "dovetail/ops/gemm.h"
 
 namespace dovetail::models {
 namespace {
@@ -107,12 +108,31 @@ BlockSize block_size(const ModelConfig& c, const BlockParts& block) {
   return size;
 }
 
-/// Returns true if the experts are one operation. This requires that no expert is quantized;
-/// otherwise each expert is a module.
-bool is_grouped(const BlockParts& block) {
-  return block.has_experts && std::ranges::none_of(block.ffns, [](const FeedForwardPart& ffn) {
-           return ffn.routed && (ffn.up.quantizes() || ffn.down.quantizes());
-         });
+/// How a block's routed experts run: as one operation (moe/experts.h), as one operation of quantized
+/// Linears (mx/linear_group.h), or one module after another.
+enum class ExpertsRun { kNone, kGrouped, kQuantizedGroup, kModules };
+
+/// `element` is the bytes per element of the compute dtype.
+ExpertsRun experts_run(const BlockParts& block, int64_t element) {
+  if (!block.has_experts) return ExpertsRun::kNone;
+  const FeedForwardPart& first = block.ffns.front();
+  const auto routed = [&](auto is) {
+    return std::ranges::all_of(block.ffns,
+                               [&](const FeedForwardPart& ffn) { return !ffn.routed || is(ffn); });
+  };
+  if (routed([](const auto& ffn) { return !ffn.up.quantizes() && !ffn.down.quantizes(); }))
+    return ExpertsRun::kGrouped;
+  const auto delays = [](const mx::LinearRecipe& recipe) {
+    return std::ranges::any_of(mx::kOperands,
+                               [&](mx::Operand of) { return recipe.of(of).history > 0; });
+  };
+  const bool alike = routed([&](const auto& ffn) {
+    return ffn.up == first.up && ffn.down == first.down && ffn.up.quantizes() &&
+           ffn.down.quantizes() && !delays(ffn.up) && !delays(ffn.down);
+  });
+  const bool by_onednn =
+      element == 2 && mx::emulates_in_bfloat16() && !ops::multiplies_bfloat16_rows();
+  return alike && !by_onednn ? ExpertsRun::kQuantizedGroup : ExpertsRun::kModules;
 }
 
 /// Returns the bytes per token that a block keeps for backward. `element` is the bytes per element
@@ -128,16 +148,18 @@ double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t elemen
   // Inputs of both norms, queries, keys, values, and attention's result, which attention.out reads.
   double bytes =
       bytes_of(2 * c.width + qkv_width(c) + c.heads * c.head_dim) + input(block.qkv, c.width);
-  const bool grouped = is_grouped(block);
+  const ExpertsRun run = experts_run(block, element);
   for (const FeedForwardPart& ffn : block.ffns) {
     double kept = bytes_of(mx::up_width(c.activation, ffn.width));
-    if (ffn.routed && grouped) {
+    if (ffn.routed && run != ExpertsRun::kModules) {
       kept += kFloat + kIndex + sizeof(int32_t);  // weight, place and token of a choice
+      // The experts' rows, and their results, which the gradients of the weights read.
+      if (run == ExpertsRun::kQuantizedGroup) kept += bytes_of(2 * c.width);
     } else {
       kept += input(ffn.down, ffn.width);
     }
     if (!block.has_experts) kept += input(ffn.up, c.width);
-    if (ffn.routed && !grouped) {
+    if (ffn.routed && run == ExpertsRun::kModules) {
       // Kept for an expert: its rows, as codes if it is quantized, and its result, which the
       // weight's gradient reads. Also that weight, and their product in float32, which ATen's
       // index_add keeps.
@@ -270,7 +292,17 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
       row_bytes = std::max(row_bytes, ((by_rows ? 1 : 2) * ffn.width + up) * element);
     if (ffn.up.gradient.format) row_bytes = std::max(row_bytes, (2 * up + c.width) * copy);
     const auto rows = static_cast<int64_t>(static_cast<double>(tokens) * ffn.share);
-    if (ffn.routed && is_grouped(blocks.back())) {
+    const ExpertsRun run = experts_run(blocks.back(), element);
+    if (ffn.routed && run == ExpertsRun::kQuantizedGroup) {
+      // All experts at once: two copies of a gradient and one of an input, for `down` or for `up`.
+      // Also the gradients of the matrices.
+      routed_workspace +=
+          rows * std::max(up * (element + 2 * copy) + c.width * copy,
+                          c.width * (element + 2 * copy) + ffn.width * copy) +
+          c.width * ((ffn.width + up) * element + up * copy);
+      continue;
+    }
+    if (ffn.routed && run == ExpertsRun::kGrouped) {
       // All experts at once: the activation, its gradient, the gradient of `up`'s result, and the
       // gradients of the matrices.
       routed_workspace += (rows * (2 * ffn.width + up) + c.width * (ffn.width + up)) * element;

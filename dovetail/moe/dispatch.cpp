@@ -109,6 +109,17 @@ DispatchedRows RecordedRows::resolve() const {
   return capacity > 0 ? padded(std::move(rows), capacity) : rows;
 }
 
+DispatchedRows Dispatch::resolve() const {
+  if (!is_recorded()) return rows();
+  DispatchedRows now = recorded().resolve();
+  const int64_t choices = choice().size(0);
+  user_check(capacity() > 0 || now.size() == choices,
+             "experts: {} of {} choices were dropped, but without padding a recorded step has a "
+             "row for each",
+             choices - now.size(), choices);
+  return now;
+}
+
 const DispatchedRows& Dispatch::rows() const {
   DOVETAIL_CHECK(!is_recorded(), "the sizes of a recorded dispatch are known in operations only");
   return std::get<DispatchedRows>(rows_);

@@ -70,8 +70,9 @@ class Dispatch {
   /// Throws InternalError unless the dispatch is recorded.
   const RecordedRows& recorded() const;
   /// Returns the rows of the current step. If the dispatch is recorded, call this only inside an
-  /// operation.
-  DispatchedRows resolve() const { return is_recorded() ? recorded().resolve() : rows(); }
+  /// operation. Throws UserError if a recorded dropless dispatch dropped a choice: all its replays
+  /// need the same number of rows.
+  DispatchedRows resolve() const;
 
   const at::Tensor& choice() const { return is_recorded() ? recorded().choice : rows().choice; }
   const at::Tensor& token() const { return is_recorded() ? recorded().token : rows().token; }
@@ -79,9 +80,10 @@ class Dispatch {
   int64_t experts() const {
     return is_recorded() ? recorded().offsets.size(0) - 1 : rows().experts();
   }
-  /// Returns the number of places P. A recorded dispatch must be padded (InternalError otherwise).
+  /// Returns the number of places P. A recorded dropless dispatch has a place for each choice.
   int64_t places() const {
-    return is_recorded() && capacity() > 0 ? experts() * capacity() : rows().places();
+    if (!is_recorded()) return rows().places();
+    return capacity() > 0 ? experts() * capacity() : choice().size(0);
   }
 
  private:
@@ -90,8 +92,8 @@ class Dispatch {
 
 /// Makes the dropless dispatch from `expert` and `slot`, (T, k) int32, which are members of a
 /// Routing. Slot -1: dropped. On a GPU, the numbers of rows of the experts are copied to the host,
-/// which waits for them. A recorded step may use this function only under two conditions:
-/// `feed_forward` runs the experts, and no choice is dropped.
+/// which waits for them. A recorded step may use this function only under two conditions: the
+/// experts are one operation on all rows, and no choice is dropped.
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
 /// Makes the dispatch padded to `capacity` places for each expert. No expert may have more rows. A
 /// recorded step may use this function.

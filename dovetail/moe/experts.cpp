@@ -41,15 +41,6 @@ void weigh(const at::Tensor& weight, at::Tensor& y, at::Tensor& dy, const at::Te
                    .dweight = dweight.mutable_data_ptr<float>()});
 }
 
-/// Returns the gradient of the activation's input h.
-at::Tensor activation_gradient(const ops::RowOperation& activation, const at::Tensor& h,
-                               const at::Tensor& dy) {
-  if (activation.has_rows(h)) return activation.gradients(h, {}, dy).x;
-  const at::AutoGradMode enabled(true);
-  const at::Tensor x = h.detach().requires_grad_();
-  return torch::autograd::grad({activation.apply(x)}, {x}, {dy})[0];
-}
-
 /// Neighbouring experts [first, end) of equal width. Their rows form one matrix.
 struct Run {
   int64_t first, end, width;
@@ -112,21 +103,6 @@ DispatchedRows with_usual_sizes(const DispatchedRows& to, const at::Tensor& x,
   return out;
 }
 
-/// Returns the Dispatch of the running step; called inside an operation. A recorded step has one
-/// row for each choice, whichever its expert, so that all steps have the same sizes. Throws
-/// UserError if choices were dropped.
-DispatchedRows rows_of_this_step(const variable_list& inputs, size_t first,
-                                 const DispatchNumbers& numbers) {
-  const Dispatch dispatch = dispatch_at(inputs, first, numbers);
-  DispatchedRows to = dispatch.resolve();
-  const int64_t choices = dispatch.choice().size(0);
-  user_check(to.size() == choices,
-             "experts: {} of {} choices were dropped, but without padding a recorded step has a "
-             "row for each",
-             choices - to.size(), choices);
-  return to;
-}
-
 /// Allocates an uninitialised matrix for each run, `wide` times as wide as its experts.
 variable_list matrices(const DispatchedRows& to, const std::vector<Run>& runs, int64_t wide,
                        const at::TensorOptions& options) {
@@ -161,7 +137,8 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
                   [numbers = numbers_of(to), activation, bias](const Operands& inputs) {
                     const size_t count = inputs.reads.size() - kDispatchTensors;
                     return run(at::TensorList(inputs.reads).slice(0, count),
-                               rows_of_this_step(inputs.reads, count, numbers), activation, bias);
+                               dispatch_at(inputs.reads, count, numbers).resolve(), activation,
+                               bias);
                   });
     variable_list saved = tensors.vec();
     saved.insert(saved.end(), made.begin() + 1, made.end());
@@ -183,7 +160,8 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
          wants_x = context->needs_input_grad(Places::kX)](const Operands& given) {
           return differentiate(
               given.reads,
-              rows_of_this_step(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers),
+              dispatch_at(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers)
+                  .resolve(),
               at, activation, wants_x);
         });
     out.resize(at.count() + 3);  // undefined gradients of `to`, `activation` and `bias`
@@ -297,7 +275,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     }
     a.clear();
     for (size_t i = 0; i < runs.size(); ++i) {
-      dh.push_back(activation_gradient(*activation, h[i], da[i]));
+      dh.push_back(mx::activation_gradient(*activation, h[i], da[i]));
       da[i].reset();
     }
     const ByExpert dh_of(to, runs, dh);
@@ -427,7 +405,7 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
 
 at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& dispatch,
                          const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert) {
-  refuse_if_recorded(dispatch, "experts that are separate operations (quantized ones, float64)");
+  refuse_if_recorded(dispatch, "experts that are separate operations");
   const DispatchedRows& to = dispatch.rows();
   const at::Tensor weights = weight.reshape({-1, 1});
   at::Tensor y = at::zeros(x.sizes(), weights.options().requires_grad(false));

@@ -8,6 +8,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/moe/experts.h"
+#include "dovetail/mx/linear_group.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::moe {
 
@@ -63,7 +65,7 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
     return out;
   }
   if (!pass.again) add_to_load(routing);
-  const LocalExperts local = local_experts();
+  const LocalExperts local = local_experts(rows);
   const std::optional<int64_t> capacity = padded_capacity(routing, pass);
   at::Tensor y;
   if (ranks_) {
@@ -74,9 +76,8 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
         rows, routing.weight,
         padded_dispatch(routing.expert, routing.slot, config_.experts, *capacity), local);
   } else {
-    const Dispatch to = dispatch(routing.expert, routing.slot, config_.experts);
-    y = local.modules ? apply_experts(rows, routing.weight, to, local.modules)
-                      : feed_forward(rows, routing.weight, to, local.weights);
+    y = run_experts(rows, routing.weight,
+                    dispatch(routing.expert, routing.slot, config_.experts), local);
   }
   y = y.to(x.scalar_type());
   if (shared_) y = y + shared_->forward(rows);
@@ -114,12 +115,49 @@ bool Layer::quantized() const {
   });
 }
 
-LocalExperts Layer::local_experts() const {
-  LocalExperts local{.weights = {.activation = activation_}, .modules = {}};
-  if (quantized())
+std::vector<const mx::Linear*> Layer::linears(Part part) const {
+  std::vector<const mx::Linear*> found;
+  for (const auto& expert : experts_)
+    found.push_back(part == Part::kUp ? &expert->up() : &expert->down());
+  return found;
+}
+
+std::string Layer::grouped_obstacle(at::ScalarType dtype, at::Device device) const {
+  if (!ops::kernel_enabled(ops::Kernel::kExperts)) return "the kernel `experts` is switched off";
+  std::string reason = mx::LinearGroup::obstacle(linears(Part::kUp), dtype, device);
+  if (reason.empty()) reason = mx::LinearGroup::obstacle(linears(Part::kDown), dtype, device);
+  return reason;
+}
+
+std::string Layer::recorded_obstacle(at::ScalarType dtype) const {
+  if (!quantized())
+    return dtype == at::kFloat ? ""
+                               : fmt::format("experts in {} have sums whose sizes follow the load",
+                                             c10::toString(dtype));
+  const std::string reason = grouped_obstacle(dtype, at::kCPU);
+  if (!reason.empty()) return "experts run one after another: " + reason;
+  for (const Part part : {Part::kUp, Part::kDown}) {
+    const mx::LinearRecipe& recipe = linears(part)[0]->quantized()->recipe();
+    for (const mx::Operand operand : mx::kOperands)
+      if (recipe.of(operand).format && !recipe.of(operand).is_microscaling())
+        return "FP8 has tensors of each expert, whose sizes follow the load";
+  }
+  return "";
+}
+
+LocalExperts Layer::local_experts(const at::Tensor& x) const {
+  LocalExperts local{.weights = {.activation = activation_}};
+  if (quantized() && grouped_obstacle(x.scalar_type(), x.device()).empty()) {
+    local.grouped = [this](const at::Tensor& rows, const mx::RowGroups& groups) {
+      const at::Tensor h = mx::LinearGroup(linears(Part::kUp)).forward(rows, groups);
+      return mx::LinearGroup(linears(Part::kDown))
+          .forward(h, groups, mx::activation_operation(activation_));
+    };
+  } else if (quantized()) {
     local.modules = [this](int64_t e, const at::Tensor& rows) {
       return experts_[static_cast<size_t>(e)]->forward(rows);
     };
+  }
   for (const auto& expert : experts_) {
     local.weights.up.push_back(expert->up().weight);
     local.weights.down.push_back(expert->down().weight);

@@ -66,15 +66,23 @@ class Layer : public torch::nn::Module {
   /// layout experts stay on their ranks, and nothing overlaps.
   void set_layout(ExpertLayout layout) { layout_ = std::move(layout); }
   const ExpertLayout& layout() const { return layout_; }
-  /// Returns true if at least one expert of this rank is quantized. If so, all experts of the rank
-  /// run as modules (LocalExperts::modules), and only on their own rank.
+  /// Returns true if at least one expert of this rank is quantized. If so, experts run only on their
+  /// own rank.
   bool quantized() const;
+  /// Returns the reason why quantized experts run one after another, as modules, for an input of
+  /// this dtype and device. Empty if they are one operation (mx/linear_group.h).
+  std::string grouped_obstacle(at::ScalarType dtype, at::Device device) const;
+  /// Returns the reason why dropless experts that compute in `dtype` on the CPU cannot be part of a
+  /// recorded step (base/operation.h). Empty if they can.
+  std::string recorded_obstacle(at::ScalarType dtype) const;
 
  private:
   void add_to_load(const Routing& routing);
-  /// Returns the experts of this rank: as weights for one operation, or as modules if they are
-  /// quantized.
-  LocalExperts local_experts() const;
+  /// Returns the experts of this rank in the form in which they run on x: as weights, as one
+  /// operation of quantized Linears, or as modules.
+  LocalExperts local_experts(const at::Tensor& x) const;
+  enum class Part { kUp, kDown };
+  std::vector<const mx::Linear*> linears(Part part) const;
   /// Returns the number of rows to which each expert's input is padded: the largest capacity of any
   /// rank. Returns nullopt without pad_to_capacity or without a capacity.
   ///

@@ -128,11 +128,22 @@ void plan_padded(std::vector<Chunk>& chunks, const ExpertRanks& ranks, const Exp
   }
 }
 
-at::Tensor run_experts(const at::Tensor& x, const Dispatch& to, const LocalExperts& experts,
+/// Returns the rows of each expert in the dispatched matrix.
+mx::RowGroups groups_of(const Dispatch& to) {
+  if (to.capacity() == 0 && to.is_recorded())
+    return {.offsets = {}, .recorded = to.recorded().offsets};
+  mx::RowGroups groups;
+  for (int64_t e = 0; e <= to.experts(); ++e)
+    groups.offsets.push_back(to.capacity() > 0 ? e * to.capacity() : to.rows().first(e));
+  return groups;
+}
+
+/// Runs experts on rows that are one row for each choice. Returns their results in the order of
+/// the rows.
+at::Tensor run_arrived(const at::Tensor& x, const Dispatch& to, const LocalExperts& experts,
                        at::ScalarType sums) {
   const at::Tensor ones = at::ones({x.size(0), 1}, x.options().dtype(sums).requires_grad(false));
-  return experts.modules ? apply_experts(x, ones, to, experts.modules)
-                         : feed_forward(x, ones, to, experts.weights);
+  return run_experts(x, ones, to, experts);
 }
 
 /// Sends rows to the experts and back. Returns the results of each chunk's tokens. Order: dispatch
@@ -149,7 +160,7 @@ std::vector<at::Tensor> exchange_rows(const std::vector<Chunk>& chunks, const Lo
     if (i + 1 < chunks.size()) start(chunks[i + 1]);
     const at::Tensor rows = there[i].wait();
     const at::Tensor made =
-        run_experts(rows, chunks[i].local, experts, chunks[i].weight.scalar_type());
+        run_arrived(rows, chunks[i].local, experts, chunks[i].weight.scalar_type());
     // Results are float32 sums, which only the float32 payload carries without rounding.
     const bool whole = ranks.combine.forward == comm::Payload::kFloat32;
     back.push_back(comm::start_all_to_all(whole ? made : made.to(rows.scalar_type()),
@@ -255,11 +266,20 @@ void check_layout(const ExpertLayout& layout, const ExpertRanks& ranks, const Lo
                  "r = {} with experts in {} slices", layout.shards, cut);
   DOVETAIL_CHECK(layout.overlap >= 1 && (!layout.hierarchical || ranks.nodes),
                  "overlap {}, or no nodes", layout.overlap);
-  DOVETAIL_CHECK(!local.modules || (layout.shards == cut && layout.shadowed.empty()),
-                 "experts that are modules cannot be gathered");
+  const bool quantized = local.modules != nullptr || local.grouped != nullptr;
+  DOVETAIL_CHECK(!quantized || (layout.shards == cut && layout.shadowed.empty()),
+                 "quantized experts cannot be gathered");
 }
 
 }  // namespace
+
+at::Tensor run_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
+                       const LocalExperts& experts) {
+  if (experts.grouped)
+    return combine_rows(experts.grouped(dispatch_rows(x, to), groups_of(to)), weight, to);
+  return experts.modules ? apply_experts(x, weight, to, experts.modules)
+                         : feed_forward(x, weight, to, experts.weights);
+}
 
 at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
                                  const at::Tensor& expert, const at::Tensor& slot,
@@ -318,6 +338,7 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
 
 at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                                const LocalExperts& experts) {
+  if (experts.grouped) return run_experts(x, weight, to, experts);
   const std::vector<int64_t> counts(static_cast<size_t>(to.experts()), to.capacity());
   const at::Tensor rows = dispatch_rows(x, to);
   if (x.is_cuda() && !experts.modules)
@@ -325,7 +346,7 @@ at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, co
   DispatchedRows arrived = arriving({counts}, to.experts());
   arrived.token = arrived.token.to(x.device());
   arrived.choice = arrived.choice.to(x.device());
-  const at::Tensor made = run_experts(rows, arrived, experts, weight.scalar_type());
+  const at::Tensor made = run_arrived(rows, arrived, experts, weight.scalar_type());
   return combine_rows(made, weight, to);
 }
 

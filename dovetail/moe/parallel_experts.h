@@ -14,6 +14,7 @@
 #include "dovetail/moe/experts.h"
 #include "dovetail/moe/placement.h"
 #include "dovetail/moe/routing.h"
+#include "dovetail/mx/linear_group.h"
 
 namespace dovetail::moe {
 
@@ -51,8 +52,15 @@ struct LocalExperts {
   ExpertWeights weights;  ///< this rank's slices of the experts
   /// Function that runs an expert on rows, as in `apply_experts`. If set, it is used instead of
   /// `weights`.
-  std::function<at::Tensor(int64_t, const at::Tensor&)> modules;
+  std::function<at::Tensor(int64_t, const at::Tensor&)> modules = nullptr;
+  /// Function that runs all experts as one operation. Group e of the rows belongs to expert e. If
+  /// set, it is used instead of `weights`.
+  std::function<at::Tensor(const at::Tensor&, const mx::RowGroups&)> grouped = nullptr;
 };
+
+/// Computes the same as feed_forward (experts.h) with experts of any form.
+at::Tensor run_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
+                       const LocalExperts& experts);
 
 /// Computes the same as feed_forward with a padded Dispatch, on one rank that has all experts.
 /// Copies rows into (E, capacity, C), with zeros as padding. All of these rows run through the

@@ -1,5 +1,8 @@
 #include "dovetail/mx/feed_forward.h"
 
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
 #include "dovetail/base/error.h"
 
 namespace dovetail::mx {
@@ -9,6 +12,14 @@ std::shared_ptr<const ops::RowOperation> activation_operation(const std::string&
   if (name == "gelu") return ops::gelu_operation();
   DOVETAIL_CHECK(name == "relu2", "no activation is called \"{}\"", name);
   return ops::squared_relu_operation();
+}
+
+at::Tensor activation_gradient(const ops::RowOperation& activation, const at::Tensor& h,
+                               const at::Tensor& dy) {
+  if (activation.has_rows(h)) return activation.gradients(h, {}, dy).x;
+  const at::AutoGradMode enabled(true);
+  const at::Tensor x = h.detach().requires_grad_();
+  return torch::autograd::grad({activation.apply(x)}, {x}, {dy})[0];
 }
 
 int64_t up_width(const std::string& activation, int64_t width) {

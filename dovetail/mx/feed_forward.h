@@ -13,6 +13,10 @@ namespace dovetail::mx {
 /// (ops/row_operation.h).
 std::shared_ptr<const ops::RowOperation> activation_operation(const std::string& name);
 
+/// Returns the gradient of the activation's input h, given the gradient dy of its result.
+at::Tensor activation_gradient(const ops::RowOperation& activation, const at::Tensor& h,
+                               const at::Tensor& dy);
+
 /// Returns the number of rows of `up.weight`: 2 * width for swiglu (gate rows, then up rows),
 /// otherwise width.
 int64_t up_width(const std::string& activation, int64_t width);

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/mx/float8.h"
@@ -12,10 +14,7 @@ namespace dovetail::mx {
 
 namespace {
 
-/// Makes the copies by a microscaling recipe. x is a tensor or MadeRows.
-template <class X>
-OperandCopies quantize_microscaling(const X& x, const OperandRecipe& recipe,
-                                    const OperandRequest& request) {
+QuantizeSpec spec_of(const OperandRecipe& recipe, const OperandRequest& request) {
   QuantizeSpec spec = {.format = *recipe.format,
                        .scale_mode = recipe.scale_mode,
                        .rounding = recipe.rounding,
@@ -28,6 +27,14 @@ OperandCopies quantize_microscaling(const X& x, const OperandRecipe& recipe,
   } else if (request.column || request.kept) {
     spec.copies = request.row ? Copies::kRowAndColumn : Copies::kColumn;
   }
+  return spec;
+}
+
+/// Makes the copies by a microscaling recipe. x is a tensor or MadeRows.
+template <class X>
+OperandCopies quantize_microscaling(const X& x, const OperandRecipe& recipe,
+                                    const OperandRequest& request) {
+  const QuantizeSpec spec = spec_of(recipe, request);
   const Quantized made = quantize(x, spec);
   if (made.square_values.defined())
     return {made.square_values, made.square_values, 1, {}, {}, made.square_statistics, {}, {}};
@@ -83,7 +90,54 @@ OperandCopies quantize_float8(const at::Tensor& x, const OperandRecipe& recipe,
   return copies;
 }
 
+int64_t rows_of(const at::Tensor& x) { return x.size(0); }
+int64_t rows_of(const ops::MadeRows& x) { return x.sizes[0]; }
+
+/// Makes the copies of all matrices in one pass.
+template <class X>
+GroupCopies quantize_together(std::span<const X> xs, const OperandRecipe& recipe,
+                              std::span<const OperandRequest> requests, at::ScalarType dtype) {
+  std::vector<uint64_t> seeds;
+  for (const OperandRequest& request : requests) seeds.push_back(request.seed);
+  QuantizedGroup made = quantize_group(xs, spec_of(recipe, requests[0]), seeds);
+  std::vector<int64_t> rows;
+  for (const X& x : xs) rows.push_back(rows_of(x));
+  const auto parts = [&](at::Tensor& values) {
+    const at::Tensor all = values.to(dtype);
+    values.reset();
+    return all.split_with_sizes(rows);
+  };
+  GroupCopies copies;
+  copies.statistics = std::move(made.statistics);
+  if (made.square_values.defined()) copies.row = copies.column = parts(made.square_values);
+  if (made.row_values.defined()) copies.row = parts(made.row_values);
+  if (made.column_values.defined()) copies.column = parts(made.column_values);
+  return copies;
+}
+
 }  // namespace
+
+GroupCopies quantize_operands(std::span<const at::Tensor> xs, const OperandRecipe& recipe,
+                              std::span<const OperandRequest> requests, at::ScalarType dtype) {
+  if (xs[0].is_cpu() && recipe.is_microscaling())
+    return quantize_together(xs, recipe, requests, dtype);
+  GroupCopies copies;
+  for (size_t i = 0; i < xs.size(); ++i) {
+    const OperandCopies made = quantize_operand(xs[i], recipe, requests[i]);
+    if (made.row.defined()) copies.row.push_back(made.row.to(dtype));
+    if (made.column.defined())
+      copies.column.push_back(made.column.is_same(made.row) ? copies.row.back()
+                                                            : made.column.to(dtype));
+    copies.statistics.push_back(made.statistics);
+  }
+  return copies;
+}
+
+GroupCopies quantize_operands(std::span<const ops::MadeRows> xs, const OperandRecipe& recipe,
+                              std::span<const OperandRequest> requests, at::ScalarType dtype) {
+  DOVETAIL_CHECK(recipe.is_microscaling(), "{} is not read by rows", name(*recipe.format));
+  return quantize_together(xs, recipe, requests, dtype);
+}
 
 OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
                                const OperandRequest& request) {

@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "dovetail/mx/recipe.h"
 #include "dovetail/mx/statistics.h"
@@ -53,6 +55,25 @@ OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
 /// Requires a microscaling recipe.
 OperandCopies quantize_operand(const ops::MadeRows& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
+
+/// Copies of several matrices, as dequantized numbers. `row` and `column` are empty if they were
+/// not requested.
+struct GroupCopies {
+  std::vector<at::Tensor> row, column;
+  std::vector<Statistics> statistics;  ///< as OperandCopies::statistics
+};
+
+/// Quantizes several matrices of equal columns and dtype, each as `quantize_operand` alone.
+/// requests[i] belongs to matrix i. All requests ask for the same results: `row`, `column` or both.
+/// Results are in `dtype`, which must represent them exactly (`emulation_dtype`). On the CPU, a
+/// microscaling recipe takes one pass over all matrices, and their results share memory. Other
+/// recipes, and a GPU, quantize one matrix after another.
+GroupCopies quantize_operands(std::span<const at::Tensor> xs, const OperandRecipe& recipe,
+                              std::span<const OperandRequest> requests, at::ScalarType dtype);
+/// Does the same for rows that are computed when they are read. Requires a microscaling recipe and
+/// the CPU.
+GroupCopies quantize_operands(std::span<const ops::MadeRows> xs, const OperandRecipe& recipe,
+                              std::span<const OperandRequest> requests, at::ScalarType dtype);
 
 /// Returns the numbers that the codes and scales of a result `kept` stand for, as `dtype`, in
 /// `column`, with their `scale`.

@@ -4,7 +4,10 @@
 #include <c10/core/DeviceGuard.h>
 #include <fmt/format.h>
 
+#include <cstddef>
+#include <iterator>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "dovetail/base/error.h"
@@ -234,6 +237,86 @@ Quantized quantize(const ops::MadeRows& x, const QuantizeSpec& spec) {
   }
   set_statistics(run(problem, x.on_gpu->x, spec.count), out);
   return out;
+}
+
+namespace {
+
+/// Matrix of a group: its memory, or the function that makes its rows.
+struct GroupSource {
+  int64_t rows = 0;
+  const void* x = nullptr;
+  RowMaker make = {};
+};
+
+/// Returns rows of `values` as a target. Nobody reads `scales`. Both may be undefined.
+QuantizeTarget group_target(const at::Tensor& values, int64_t row, const at::Tensor& scales,
+                            int64_t scale_row) {
+  if (!values.defined()) return {};
+  return {.scales = scales.mutable_data_ptr<uint8_t>() + scale_row * scales.size(1),
+          .values = static_cast<std::byte*>(values.mutable_data_ptr()) +
+                    row * values.size(1) * values.element_size()};
+}
+
+QuantizedGroup quantize_sources(std::span<const GroupSource> sources, int64_t cols,
+                                at::ScalarType dtype, const QuantizeSpec& spec,
+                                std::span<const uint64_t> seeds) {
+  DOVETAIL_CHECK(spec.row_values && spec.column_values && spec.square_values,
+                 "codes of {} matrices", sources.size());
+  const TraceSpan span("dovetail::mx_quantize_group");
+  ops::simd_level();
+  int64_t rows = 0;
+  for (const GroupSource& source : sources) rows += source.rows;
+  const bool row = wants_row(spec), column = wants_column(spec),
+             square = spec.copies == Copies::kSquare;
+  // An upper bound for the blocks along the rows of all matrices.
+  const int64_t strips = rows / kBlock + std::ssize(sources), across = (cols + kBlock - 1) / kBlock;
+  const auto memory = [](bool wanted, int64_t height, int64_t width, at::ScalarType type) {
+    return wanted ? at::empty({height, width}, type) : at::Tensor();
+  };
+  QuantizedGroup out{.row_values = memory(row, rows, cols, dtype),
+                     .column_values = memory(column, rows, cols, dtype),
+                     .square_values = memory(square, rows, cols, dtype),
+                     .statistics = {}};
+  const at::Tensor row_scales = memory(row, rows, across, at::kByte),
+                   column_scales = memory(column, strips, cols, at::kByte),
+                   square_scales = memory(square, strips, across, at::kByte);
+  std::vector<QuantizeCall> calls;
+  int64_t first = 0, strip = 0;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const GroupSource& source = sources[i];
+    QuantizeProblem problem = problem_of({source.rows, cols}, dtype, spec, Orientation::kColumn);
+    problem.x = source.x;
+    problem.seed = seeds[i];
+    problem.row = group_target(out.row_values, first, row_scales, first);
+    problem.column = group_target(out.column_values, first, column_scales, strip);
+    problem.square = group_target(out.square_values, first, square_scales, strip);
+    calls.push_back({.problem = problem, .make = source.make});
+    first += source.rows;
+    strip += (source.rows + kBlock - 1) / kBlock;
+  }
+  for (const QuantizeCounts& counts : quantize_blocks(calls))
+    out.statistics.push_back(row ? counts.row : square ? counts.square : counts.column);
+  return out;
+}
+
+}  // namespace
+
+QuantizedGroup quantize_group(std::span<const at::Tensor> xs, const QuantizeSpec& spec,
+                              std::span<const uint64_t> seeds) {
+  std::vector<at::Tensor> contiguous;  // lives as long as the addresses in `sources`
+  std::vector<GroupSource> sources;
+  for (const at::Tensor& x : xs) {
+    contiguous.push_back(x.detach().contiguous());
+    sources.push_back({.rows = x.size(0), .x = contiguous.back().const_data_ptr()});
+  }
+  return quantize_sources(sources, xs[0].size(1), xs[0].scalar_type(), spec, seeds);
+}
+
+QuantizedGroup quantize_group(std::span<const ops::MadeRows> xs, const QuantizeSpec& spec,
+                              std::span<const uint64_t> seeds) {
+  std::vector<GroupSource> sources;
+  for (const ops::MadeRows& x : xs) sources.push_back({.rows = x.sizes[0], .make = x.make});
+  return quantize_sources(sources, xs[0].sizes[1], xs[0].dtype, spec, seeds);
 }
 
 void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out) {

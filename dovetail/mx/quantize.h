@@ -2,6 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "dovetail/mx/format.h"
 #include "dovetail/mx/statistics.h"
 #include "dovetail/mx/tensor.h"
@@ -61,6 +65,24 @@ Quantized quantize(const at::Tensor& x, const QuantizeSpec& spec = {});
 /// the matrix never exists as a whole in memory. On a GPU this holds for values of one orientation
 /// in bfloat16 (`fuses_activation` in quantize_simd.h), if nothing is counted.
 Quantized quantize(const ops::MadeRows& x, const QuantizeSpec& spec = {});
+
+/// Values of several matrices, quantized one by one and stored one below the other: (all rows,
+/// cols). Values that were not requested are undefined.
+struct QuantizedGroup {
+  at::Tensor row_values, column_values, square_values;
+  /// Statistics of each matrix: of its row copy if it was requested, otherwise of its only copy.
+  std::vector<Statistics> statistics;
+};
+
+/// Quantizes several matrices in one pass over all threads. Each gets the values and statistics
+/// that `quantize` gives it alone: no block spans two matrices. CPU only. All matrices have the
+/// same number of columns and the same dtype, float32 or bfloat16. `spec` must ask for values,
+/// not codes. seeds[i] is the seed of matrix i for stochastic rounding, instead of `spec.seed`.
+/// The sizes of all allocations depend only on the number of matrices and the sum of their rows.
+QuantizedGroup quantize_group(std::span<const at::Tensor> xs, const QuantizeSpec& spec,
+                              std::span<const uint64_t> seeds);
+QuantizedGroup quantize_group(std::span<const ops::MadeRows> xs, const QuantizeSpec& spec,
+                              std::span<const uint64_t> seeds);
 
 /// Quantizes x into the memory of `out`, which holds copies that `quantize` made earlier from a
 /// tensor of the same shape. It serves callers that must not allocate memory for copies. Throws

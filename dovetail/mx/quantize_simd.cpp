@@ -457,44 +457,84 @@ namespace dovetail::mx {
 
 HWY_EXPORT(QuantizePiece);
 
-QuantizeCounts quantize_blocks(const QuantizeProblem& p, const RowMaker& make) {
-  if (p.rows == 0 || p.cols == 0) return {};
-  constexpr int64_t kPieceElements = kBlock * kPieceColumns;
-  const bool down = p.column.wanted() || p.square.wanted();
-  const int64_t width = std::min(p.cols, down ? kPieceColumns : kPieceElements);
-  const int64_t height = down ? kBlock : std::max<int64_t>(1, kPieceElements / width);
-  const int64_t across = (p.cols + width - 1) / width, strips = (p.rows + height - 1) / height;
-  // Work items of a thread: pieces, or whole strips if rows have to be made.
-  const int64_t items = make ? strips : strips * across, item_width = make ? p.cols : width;
-  const int64_t grain = std::max<int64_t>(1, kPieceElements / (item_width * height));
-  std::vector<QuantizeCounts> parts(static_cast<size_t>((items + grain - 1) / grain));
-  const auto quantize_piece = [&](const QuantizeProblem& problem, int64_t row, int64_t col,
-                                  QuantizeCounts& counts) {
+namespace {
+
+/// Division of a matrix into pieces, and of the pieces into parts. A part is the work that a thread
+/// fetches at a time: `grain` items. Items are pieces, or whole strips if rows have to be made.
+struct Tiling {
+  int64_t width, height, across, items, grain, parts;
+
+  Tiling(const QuantizeProblem& p, bool made) {
+    constexpr int64_t kPieceElements = kBlock * kPieceColumns;
+    const bool down = p.column.wanted() || p.square.wanted();
+    width = std::max<int64_t>(1, std::min(p.cols, down ? kPieceColumns : kPieceElements));
+    height = down ? kBlock : std::max<int64_t>(1, kPieceElements / width);
+    across = (p.cols + width - 1) / width;
+    const int64_t strips = (p.rows + height - 1) / height;
+    items = p.cols == 0 ? 0 : made ? strips : strips * across;
+    const int64_t item_width = std::max<int64_t>(1, made ? p.cols : width);
+    grain = std::max<int64_t>(1, kPieceElements / (item_width * height));
+    parts = (items + grain - 1) / grain;
+  }
+};
+
+void quantize_part(const QuantizeCall& call, const Tiling& tiling, int64_t part,
+                   QuantizeCounts& counts) {
+  const QuantizeProblem& p = call.problem;
+  const auto quantize_piece = [&](const QuantizeProblem& problem, int64_t row, int64_t col) {
     HWY_DYNAMIC_DISPATCH(QuantizePiece)
-    (problem, {row, std::min(height, p.rows - row), col, std::min(width, p.cols - col)}, counts);
+    (problem,
+     {row, std::min(tiling.height, p.rows - row), col, std::min(tiling.width, p.cols - col)},
+     counts);
   };
-  const auto strip_floats = static_cast<size_t>(height * p.cols) *
+  const auto strip_floats = static_cast<size_t>(tiling.height * p.cols) *
                                 (p.source == Source::kFloat32 ? 4 : 2) / sizeof(float) +
                             1;
-  parallel_pieces(items, grain, [&](int64_t begin, int64_t end) {
-    QuantizeCounts& counts = parts[static_cast<size_t>(begin / grain)];
-    for (int64_t item = begin; item < end; ++item) {
-      if (!make) {
-        quantize_piece(p, item / across * height, item % across * width, counts);
-        continue;
-      }
-      QuantizeProblem made = p;
-      made.first_row = item * height;
-      void* strip = ops::workspace(ops::Workspace::kMadeRows, strip_floats);
-      make(made.first_row, std::min(height, p.rows - made.first_row), strip);
-      made.x = strip;
-      for (int64_t col = 0; col < p.cols; col += width)
-        quantize_piece(made, made.first_row, col, counts);
+  const int64_t end = std::min(tiling.items, (part + 1) * tiling.grain);
+  for (int64_t item = part * tiling.grain; item < end; ++item) {
+    if (!call.make) {
+      quantize_piece(p, item / tiling.across * tiling.height, item % tiling.across * tiling.width);
+      continue;
+    }
+    QuantizeProblem made = p;
+    made.first_row = item * tiling.height;
+    void* strip = ops::workspace(ops::Workspace::kMadeRows, strip_floats);
+    call.make(made.first_row, std::min(tiling.height, p.rows - made.first_row), strip);
+    made.x = strip;
+    for (int64_t col = 0; col < p.cols; col += tiling.width)
+      quantize_piece(made, made.first_row, col);
+  }
+}
+
+}  // namespace
+
+std::vector<QuantizeCounts> quantize_blocks(std::span<const QuantizeCall> calls) {
+  std::vector<Tiling> tilings;
+  std::vector<int64_t> first = {0};  // number of the first part of each call
+  for (const QuantizeCall& call : calls) {
+    tilings.emplace_back(call.problem, call.make != nullptr);
+    first.push_back(first.back() + tilings.back().parts);
+  }
+  std::vector<QuantizeCounts> of_parts(static_cast<size_t>(first.back()));
+  parallel_pieces(first.back(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      const auto call =
+          static_cast<size_t>(std::ranges::upper_bound(first, part) - first.begin() - 1);
+      quantize_part(calls[call], tilings[call], part - first[call],
+                    of_parts[static_cast<size_t>(part)]);
     }
   });
-  QuantizeCounts sum;
-  for (const QuantizeCounts& part : parts) sum.add(part);
-  return sum;
+  std::vector<QuantizeCounts> sums(calls.size());
+  for (size_t call = 0; call < calls.size(); ++call) {
+    for (int64_t part = first[call]; part < first[call + 1]; ++part)
+      sums[call].add(of_parts[static_cast<size_t>(part)]);
+  }
+  return sums;
+}
+
+QuantizeCounts quantize_blocks(const QuantizeProblem& problem, const RowMaker& make) {
+  const QuantizeCall call{.problem = problem, .make = make};
+  return quantize_blocks({&call, 1})[0];
 }
 
 }  // namespace dovetail::mx

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "dovetail/mx/codec.h"
 #include "dovetail/mx/statistics.h"
@@ -88,9 +90,18 @@ struct QuantizeCounts {
 /// Function that computes rows [row, row + rows) of x and writes them to `to`, contiguous.
 using RowMaker = std::function<void(int64_t row, int64_t rows, void* to)>;
 
-/// Quantizes on all threads. The result, including the sums in `QuantizeCounts`, does not depend on
-/// the number of threads. If `make` is given, `problem.x` is not read. Each thread then computes a
-/// few rows at a time with `make`, and they stay in its L2 cache.
+/// Matrix to quantize. If `make` is given, `problem.x` is not read. Each thread then computes a few
+/// rows at a time with `make`, and they stay in its L2 cache.
+struct QuantizeCall {
+  QuantizeProblem problem;
+  RowMaker make = {};
+};
+
+/// Quantizes matrices on all threads. A thread goes from one matrix to the next without waiting for
+/// other threads. Returns the statistics of each matrix. The results, including the sums in
+/// `QuantizeCounts`, do not depend on the number of threads or on the other matrices.
+std::vector<QuantizeCounts> quantize_blocks(std::span<const QuantizeCall> calls);
+/// Quantizes one matrix.
 QuantizeCounts quantize_blocks(const QuantizeProblem& problem, const RowMaker& make = {});
 
 /// Piece of a matrix, the unit of work of a thread: rows [row, row + rows) and columns [col, col +

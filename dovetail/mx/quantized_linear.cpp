@@ -492,18 +492,24 @@ OperandCopies QuantizedLinear::quantized(Operand operand, const X& x, OperandReq
   if (how.history > 0) request.amax = delayed(operand, x.device()).amax;
   OperandCopies copies = quantize_operand(x, how, request);
   if (how.history > 0) see(delayed(operand, x.device()), x, copies.statistics.amax_bits);
+  record(operand, request.row, call, copies.statistics);
+  return copies;
+}
+
+void QuantizedLinear::record(Operand operand, bool row, const Call& call,
+                             const Statistics& statistics) {
   if (operand == Operand::kWeight) {
-    if (request.row) statistics_.weight = copies.statistics;
-  } else if (!call.counts) {
-    return copies;
-  } else if (call.recorded) {
+    if (row) statistics_.weight = statistics;
+    return;
+  }
+  if (!call.counts) return;
+  if (call.recorded) {
     auto& of_calls = recorded_[static_cast<size_t>(operand)];
     if (of_calls.size() <= call.number) of_calls.resize(call.number + 1);
-    of_calls[call.number] = copies.statistics;
+    of_calls[call.number] = statistics;
   } else {
-    statistics_.of(operand).add(copies.statistics);
+    statistics_.of(operand).add(statistics);
   }
-  return copies;
 }
 
 template <class X>

@@ -101,6 +101,8 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
 
  private:
   friend class QuantizedLinearFunction;
+  friend class LinearGroup;
+  friend class LinearGroupFunction;
   /// Returns the operand's delayed scaling on the device of x. Its tensors are undefined without
   /// delayed scaling.
   const DelayedScaling& delayed(Operand operand, at::Device device);
@@ -148,6 +150,8 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   /// MadeRows.
   template <class X>
   OperandCopies quantized(Operand operand, const X& x, OperandRequest request, const Call& call);
+  /// Adds the statistics of one quantization. `row`: a row copy was made.
+  void record(Operand operand, bool row, const Call& call, const Statistics& statistics);
   /// Makes the column copy of an activation for a product in `dtype`. Does not count statistics,
   /// since forward counted them.
   template <class X>

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 
 #include "dovetail/base/error.h"
 #include "dovetail/moe/dispatch.h"
@@ -256,6 +257,96 @@ TEST(MoeLayer, QuantizesItsExperts) {
   const at::Tensor quantized = made->forward(x).y;
   EXPECT_FALSE(at::equal(quantized, plain));
   EXPECT_LT((quantized - plain).norm().item<float>(), 0.1 * plain.norm().item<float>());
+}
+
+/// Output, load balance loss, gradients and the statistics of the experts' quantizations.
+struct QuantizedStep {
+  std::vector<at::Tensor> tensors;
+  std::vector<int64_t> blocks;
+};
+
+QuantizedStep quantized_step(const Config& config, const std::string& recipe, at::ScalarType dtype) {
+  const auto made = layer(config, at::kFloat);
+  for (auto& parameter : made->named_parameters()) {
+    if (parameter.key() != "router.weight")
+      parameter.value().set_data(parameter.value().detach().to(dtype));
+  }
+  const auto linears = mx::quantizable_linears(*made);
+  for (const auto& linear : linears) {
+    linear->set_recipe(mx::find_recipe(mx::built_in_recipes(), recipe).linear);
+    linear->quantized()->begin_step(3);
+  }
+  const at::Tensor x = random({97, kWidth}, 54).to(dtype).requires_grad_();
+  const Layer::Output out = made->forward(x, {.training = true});
+  QuantizedStep found;
+  const at::Tensor direction = random({97, kWidth}, 99).to(dtype);
+  found.tensors = gradients((out.y * direction).sum() + out.loss, *made, x);
+  found.tensors.push_back(out.y);
+  for (const auto& linear : linears) {
+    const mx::LinearStatistics counts = linear->quantized()->statistics();
+    for (const mx::Operand operand : mx::kOperands)
+      found.blocks.push_back(counts.of(operand).blocks);
+  }
+  return found;
+}
+
+// One operation and one module after another have the same quantized operands
+// (tests/mx/linear_group_test.cpp). They add the results of a token's experts with other roundings:
+// modules sum the gradient of x in its own dtype, and products with the weights are not fused.
+TEST(MoeLayer, QuantizedExpertsAsOneOperationAreTheirModules) {
+  Config dropping = config(4, 2);
+  dropping.drop = "position";
+  dropping.capacity_factor = 0.5;
+  Config padded = dropping;
+  padded.pad_to_capacity = true;
+  for (const Config& c : {config(7, 2), config(40, 3), dropping, padded}) {
+    for (const char* recipe : {"mxfp8", "mxfp4_stochastic", "fp8_block"}) {
+      for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+        SCOPED_TRACE(::testing::Message()
+                     << c.experts << " " << c.drop << " " << recipe << " " << at::toString(dtype));
+        const QuantizedStep grouped = quantized_step(c, recipe, dtype);
+        ops::set_disabled_kernels("experts");
+        const QuantizedStep modules = quantized_step(c, recipe, dtype);
+        ops::set_disabled_kernels("");
+        const double rounding = dtype == at::kFloat ? 0x1p-20 : 0x1p-6;
+        for (size_t i = 0; i < grouped.tensors.size(); ++i) {
+          const double largest = modules.tensors[i].abs().max().item<double>();
+          EXPECT_LE((grouped.tensors[i] - modules.tensors[i]).abs().max().item<double>(),
+                    rounding * largest)
+              << i;
+        }
+        // Modules count rows of zeros, too, that they add in bfloat16.
+        if (dtype == at::kFloat) {
+          EXPECT_EQ(grouped.blocks, modules.blocks);
+        }
+      }
+    }
+  }
+}
+
+TEST(MoeLayer, SaysWhyItsExpertsRunOneAfterAnother) {
+  const auto made = layer(config(4, 2), at::kFloat);
+  const auto linears = mx::quantizable_linears(*made);
+  const auto set = [&linears](const std::string& recipe) {
+    for (const auto& linear : linears)
+      linear->set_recipe(mx::find_recipe(mx::built_in_recipes(), recipe).linear);
+  };
+  EXPECT_EQ(made->recorded_obstacle(at::kFloat), "");
+  EXPECT_THAT(made->recorded_obstacle(at::kBFloat16), HasSubstr("experts in BFloat16"));
+  set("mxfp8");
+  EXPECT_EQ(made->grouped_obstacle(at::kFloat, at::kCPU), "");
+  EXPECT_EQ(made->recorded_obstacle(at::kFloat), "");
+  set("fp8_block");
+  EXPECT_EQ(made->grouped_obstacle(at::kFloat, at::kCPU), "");
+  EXPECT_THAT(made->recorded_obstacle(at::kFloat), HasSubstr("FP8 has tensors of each expert"));
+  set("mxfp8");
+  linears.back()->set_recipe({});
+  EXPECT_THAT(made->grouped_obstacle(at::kFloat, at::kCPU), HasSubstr("different recipes"));
+  EXPECT_THAT(made->recorded_obstacle(at::kFloat), HasSubstr("experts run one after another"));
+  linears.back()->set_recipe(mx::find_recipe(mx::built_in_recipes(), "mxfp8").linear);
+  ops::set_disabled_kernels("experts");
+  EXPECT_THAT(made->grouped_obstacle(at::kFloat, at::kCPU), HasSubstr("switched off"));
+  ops::set_disabled_kernels("");
 }
 
 TEST(MoeConfig, SaysWhatCannotBe) {

@@ -17,6 +17,7 @@
 #include "dovetail/data/text/prepared_by.h"
 #include "dovetail/data/text/token_store.h"
 #include "dovetail/models/gpt.h"
+#include "dovetail/moe/layer.h"
 #include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/ranks/batch_shares.h"
 #include "dovetail/train/ranks/expert_parallel.h"
@@ -203,20 +204,23 @@ ResolvedRun resolve_run(const RunConfig& config, comm::Group& group, const Train
   return run;
 }
 
-/// Throws UserError for a run that does not support memory plans yet.
-void check_memory_plan(const ResolvedRun& run) {
-  if (!run.config.memory.budget.empty() && !run.device.is_cpu())
+/// Throws UserError for a run that does not support memory plans yet. `model` has the recipes of
+/// the run.
+void check_memory_plan(const ResolvedRun& run, const models::GPT& model) {
+  if (run.config.memory.budget.empty()) return;
+  if (!run.device.is_cpu())
     throw UserError("memory.budget does not work on a GPU yet", "leave one of both out");
-  const moe::Config& moe = run.config.model.moe;
-  if (!run.config.memory.budget.empty() && moe.experts > 0 && !moe.pad_to_capacity &&
-      run.precision.compute != at::kFloat)
+  if (run.config.model.moe.pad_to_capacity) return;
+  for (const auto& [name, layer] : moe::layers_of(model)) {
+    const std::string obstacle = layer->recorded_obstacle(run.precision.compute);
+    if (obstacle.empty()) continue;
     throw UserError(
-        fmt::format(
-            "memory.budget does not work with dropless experts (model.moe.pad_to_capacity = false) "
-            "and the recipe {}. Their bfloat16 or quantized tensors change size in each step",
-            run.precision.name),
-        "give experts a capacity (drop = \"position\") and pad_to_capacity = true, set "
-        "precision.recipe = \"fp32\", or leave memory.budget out");
+        fmt::format("memory.budget does not work with dropless experts "
+                    "(model.moe.pad_to_capacity = false) and the recipe {}. In {}, {}",
+                    run.precision.name, name, obstacle),
+        "give experts a capacity (drop = \"position\") and pad_to_capacity = true, choose "
+        "another precision.recipe (\"fp32\", \"mxfp8\"), or leave memory.budget out");
+  }
 }
 
 void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
@@ -227,7 +231,7 @@ void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
   models::GPT sizes_only(run.config.model, c10::kMeta);
   const Quantization quantization(sizes_only, run.config.precision, run.precision.name);
   check_parallel(run.config, quantization);
-  check_memory_plan(run);
+  check_memory_plan(run, sizes_only);
   measure_float8_peak(run.precision, quantization.recipes(), run.device, group);
   run.size = models::model_size(run.config.model);
   const ParallelSection& parallel = run.config.parallel;
