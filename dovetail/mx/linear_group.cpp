@@ -372,7 +372,8 @@ std::string LinearGroup::obstacle(std::span<const Linear* const> linears, at::Sc
   if (!narrow) return fmt::format("{} is no dtype of a quantized Linear", c10::toString(dtype));
   if (quantized->gemm_ == Gemm::kNative) return "native products are made one by one";
   for (const Operand operand : kOperands) {
-    if (recipe.of(operand).history > 0) return "delayed scaling follows one Linear at a time";
+    if (recipe.of(operand).format && recipe.of(operand).blocks == Blocks::kTensor)
+      return "the scale of a whole tensor multiplies the products of one Linear";
     if (device.is_cuda() && recipe.of(operand).format && !recipe.of(operand).is_microscaling())
       return "FP8 products on a GPU are made one by one";
   }

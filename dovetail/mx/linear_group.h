@@ -37,8 +37,9 @@ class LinearGroup {
   explicit LinearGroup(std::span<const Linear* const> linears);
 
   /// Returns the reason why `linears` cannot be a group for an input of this dtype and device.
-  /// Empty if they can. Reasons are: different recipes or sizes, native products, delayed scaling,
-  /// FP8 products on a GPU, and bfloat16 products that only oneDNN can compute on this CPU.
+  /// Empty if they can. Reasons are: different recipes or sizes, native products, one scale for a
+  /// whole tensor, FP8 products on a GPU, and bfloat16 products that only oneDNN can compute on
+  /// this CPU.
   static std::string obstacle(std::span<const Linear* const> linears, at::ScalarType dtype,
                               at::Device device);
 

@@ -172,7 +172,7 @@ TEST_P(OfRecipe, IsItsLinearsOneAfterAnother) {
 INSTANTIATE_TEST_SUITE_P(LinearGroup, OfRecipe,
                          ::testing::Values("mxfp8", "mxfp8_e5m2_grad", "mxfp8_floor", "mxfp6_e2m3",
                                            "mxfp4", "mxfp4_stochastic", "fp8_block",
-                                           "fp8_block_float32", "fp8_tensor"),
+                                           "fp8_block_float32"),
                          [](const auto& info) { return info.param; });
 
 TEST(LinearGroup, QuantizesOnlyTheOperandsOfItsRecipe) {
@@ -232,8 +232,9 @@ TEST(LinearGroup, SaysWhatItCannotDo) {
   sizes.all[2]->weight.set_data(at::zeros({40, 70}));
   EXPECT_THAT(obstacle(sizes), HasSubstr("experts.0 and experts.2 have different sizes"));
   EXPECT_THAT(obstacle(Linears(72, 40, false, {}, at::kFloat)), HasSubstr("is not quantized"));
-  EXPECT_THAT(obstacle(Linears(72, 40, false, recipe("fp8_tensor_delayed"), at::kFloat)),
-              HasSubstr("delayed scaling"));
+  for (const char* whole : {"fp8_tensor", "fp8_tensor_delayed"})
+    EXPECT_THAT(obstacle(Linears(72, 40, false, recipe(whole), at::kFloat)),
+                HasSubstr("the scale of a whole tensor"));
   const Linears fp8(72, 40, false, recipe("fp8_block"), at::kFloat);
   EXPECT_EQ(obstacle(fp8), "");
   EXPECT_THAT(obstacle(fp8, at::kFloat, at::Device(at::kCUDA, 0)), HasSubstr("on a GPU"));
