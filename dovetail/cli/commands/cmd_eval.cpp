@@ -52,6 +52,9 @@ class EvalCommand : public Command {
         .option("--predictions", "FILE", &rows_.predictions,
                 "CSV to write, for a recommender: file, row and the probability of each task")
         .completes(Completion::kFile);
+    arguments.option("--precision", "RECIPE", &precision_,
+                     "Number formats of a GPT: float32, bf16, mxfp8, ... or a recipe of the run's "
+                     "config; the run's overrides go with its own recipe only (the run's own)");
     arguments
         .option("--max-tokens", "N", &max_tokens_,
                 "Evenly spread windows of about N tokens; 0: the whole split (0)")
@@ -92,7 +95,9 @@ class EvalCommand : public Command {
       rows_.files = data_;
       evaluate_recommender(std::move(stored), rows_, result, rows);
     } else {
-      const train::LoadedModel loaded = train::load_model(stored);
+      const train::LoadedModel loaded = train::load_model(stored, precision_);
+      result["precision"] = loaded.precision.json();
+      rows.push_back({"precision", loaded.precision.text()});
       if (tasks_.empty() || !data_.empty()) add_validation(loaded, result, rows);
       for (size_t i = 0; i < tasks.size(); ++i) add_task(loaded, tasks_[i], tasks[i], result, rows);
     }
@@ -114,6 +119,7 @@ class EvalCommand : public Command {
     };
     const bool recommends = config.recommends();
     only("--max-tokens", max_tokens_ > 0, !recommends);
+    only("--precision", !precision_.empty(), !recommends);
     only("--task", !tasks_.empty(), !recommends);
     only("--shots", choice_.shots > 0, !recommends);
     only("--limit", choice_.max_items > 0, !recommends);
@@ -144,9 +150,10 @@ class EvalCommand : public Command {
     }
     const auto group = comm::world_from_environment();
     if (group->rank() == 0) train::warn_of_later_tokens(loaded.config.model);
-    const auto validation = train::validate(
-        *loaded.model, store, *group,
-        {.context = loaded.config.model.context, .batch = 8, .max_tokens = max_tokens_});
+    const auto validation = train::validate(*loaded.model, store, *group,
+                                            {.context = loaded.config.model.context,
+                                             .batch = loaded.micro_batch,
+                                             .max_tokens = max_tokens_});
     if (!validation)
       throw UserError(fmt::format("{} has no validation tokens", store.folder().string()));
     result["validation"] = {{"data", store.folder().string()},
@@ -191,7 +198,7 @@ class EvalCommand : public Command {
                     fmt::format("{} items, {} shots", format_grouped(r.items), choice_.shots)});
   }
 
-  std::string run_;
+  std::string run_, precision_;
   std::vector<std::string> data_, tasks_;
   RecommenderEvaluation rows_;
   train::MultipleChoiceOptions choice_;
