@@ -6,11 +6,11 @@
 //
 // Time: forward and backward of one Linear (width x width) in BF16 and under each recipe, by
 // default on one thread. In each round every side runs once. The table has the best round of each
-// side, its ratio to BF16's best round, and the lowest and highest ratio within a round. Claims:
-// at most 1.15 times BF16's time for mxfp8, 1.30 for fp8_block, 1.50 for fp8_tensor. The other
-// recipes have no claim. Kept bytes: memory alive after the loss of a GPT-2 (124 M) and a Llama
-// (160 M), minus memory alive before. Claim: at most 0.85 of BF16's. Exit code 1 when a claim does
-// not hold. The claim of mxfp8 must fail with DOVETAIL_DISABLE=mx_quantize.
+// side and its ratio to BF16's best round. Beside it are the lowest and highest ratio of a round.
+// Claims: at most 1.15 times BF16's time for mxfp8, 1.30 for fp8_block, 1.50 for fp8_tensor. The
+// other recipes have no claim. Kept bytes: memory alive after the loss of a GPT-2 (124 M) and a
+// Llama (160 M), minus memory alive before. Claim: at most 0.85 of BF16's. Exit code 1 when a claim
+// does not hold. The claim of mxfp8 must fail with DOVETAIL_DISABLE=mx_quantize.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>

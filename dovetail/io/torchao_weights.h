@@ -10,9 +10,9 @@
 #include "dovetail/mx/recipe.h"
 #include "dovetail/mx/tensor.h"
 
-/// Microscaling (MX) weights in the safetensors layout of torchao (torchao.prototype.safetensors).
-/// torchao's unflatten_tensor_state_dict makes an MXTensor from them, and `transformers` loads them
-/// into a model.
+/// Microscaling (MX) weights in torchao's safetensors layout. The function
+/// unflatten_tensor_state_dict of torchao.prototype.safetensors makes MXTensors from them. The
+/// library `transformers` loads them into a model.
 namespace dovetail::io {
 
 /// Content of a safetensors file, in the form that write_safetensors takes.
@@ -21,8 +21,8 @@ struct SafetensorsContent {
   std::map<std::string, std::string> metadata;
 };
 
-/// Returns the reason why torchao's MXTensor cannot hold the weight of a Linear with `in` inputs
-/// and this recipe, or cannot multiply by it. Empty if it can. It needs
+/// Returns the reason why torchao's MXTensor cannot hold a Linear's weight, or cannot multiply by
+/// it. `in` is the number of the Linear's inputs. Empty if it can. It needs
 ///
 /// - a weight in E4M3, E5M2 or E2M1, with blocks of 32 or 32 x 32,
 /// - activations in the weight's format, with blocks of 32,
@@ -47,8 +47,9 @@ void put_torchao_weight(const std::string& name, const mx::MXTensor& weight,
                         const mx::LinearRecipe& recipe, at::ScalarType dtype,
                         SafetensorsContent& content);
 
-/// Adds the metadata of the tensors that are not quantized, and the list of all tensors by which
-/// torchao knows its files. Call it when `content` has all tensors and no other metadata.
+/// Adds the metadata of the tensors that are not quantized, and the list of all tensors. The library
+/// torchao knows its files by this list. Call it when `content` has all tensors and no other
+/// metadata.
 void name_torchao_tensors(SafetensorsContent& content);
 
 /// Returns the entry "quantization_config" of config.json, by which `transformers` uses torchao.

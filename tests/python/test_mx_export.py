@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from dovetail import mx
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))

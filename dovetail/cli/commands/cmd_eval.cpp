@@ -54,7 +54,7 @@ class EvalCommand : public Command {
         .completes(Completion::kFile);
     arguments.option("--precision", "RECIPE", &precision_,
                      "Number formats of a GPT: float32, bf16, mxfp8, ... or a recipe of the run's "
-                     "config; the run's overrides go with its own recipe only (the run's own)");
+                     "config (the run's own, with its overrides)");
     arguments
         .option("--max-tokens", "N", &max_tokens_,
                 "Evenly spread windows of about N tokens; 0: the whole split (0)")

@@ -57,8 +57,8 @@ class GenerateCommand : public Command {
     arguments.option("--seed", "N", &seed_, "Seed; the same seed gives the same text (0)")
         .range(0, 9e15);
     arguments.option("--precision", "RECIPE", &precision_,
-                     "Number formats: float32, bf16, mxfp8, ... or a recipe of the run's config; "
-                     "the run's overrides go with its own recipe only (the run's own)");
+                     "Number formats: float32, bf16, mxfp8, ... or a recipe of the run's config "
+                     "(the run's own, with its overrides)");
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 

@@ -32,7 +32,7 @@ struct LoadedModel {
 };
 
 /// Makes the model from a checkpoint. `precision` is a value of --precision
-/// (choose_used_precision); empty: as the run trained, so that validation gives the losses that the
+/// (choose_used_precision). Empty: as the run trained. Validation then gives the losses that the
 /// run reported. Throws UserError
 ///
 /// - for a recommender,

@@ -14,8 +14,8 @@
 
 namespace dovetail::train {
 
-/// Returns the dtype of everything that the recipe `name` (Precision::name) does not quantize:
-/// float32 for "fp32", float64 for "fp64", bfloat16 for all others.
+/// Returns the dtype of everything that a recipe does not quantize. `name` is its Precision::name.
+/// The dtype is float32 for "fp32", float64 for "fp64" and bfloat16 for all others.
 at::ScalarType compute_dtype(const std::string& name);
 
 /// Moves `model` to `device` and sets the number formats in which it computes. Training,
