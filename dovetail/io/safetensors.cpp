@@ -41,6 +41,7 @@ constexpr DtypeName kDtypes[] = {
     {at::kBFloat16, "BF16"},
     {at::kHalf, "F16"},
     {at::kShort, "I16"},
+    {at::kFloat8_e8m0fnu, "F8_E8M0"},
     {at::kFloat8_e4m3fn, "F8_E4M3"},
     {at::kFloat8_e5m2, "F8_E5M2"},
     {at::kChar, "I8"},
@@ -49,9 +50,8 @@ constexpr DtypeName kDtypes[] = {
 };
 
 /// Dtypes of the format that a tensor here cannot have.
-constexpr std::string_view kOtherDtypes[] = {"F4",          "F6_E2M3",     "F6_E3M2", "F8_E8M0",
-                                             "F8_E4M3FNUZ", "F8_E5M2FNUZ", "U16",     "U32",
-                                             "U64",         "C64",         "C128"};
+constexpr std::string_view kOtherDtypes[] = {
+    "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "U16", "U32", "U64", "C64", "C128"};
 
 /// Error for a valid file with a dtype of kOtherDtypes.
 class UnsupportedDtype : public UserError {

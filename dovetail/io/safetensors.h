@@ -20,8 +20,8 @@ namespace dovetail::io {
 ///
 /// Tensors with the widest elements come first. Tensors of one dtype are sorted by name. This
 /// aligns every tensor and gives the same bytes as the `safetensors` Python package. Tensors may
-/// have any device and strides. The dtypes are F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL F8_E4M3
-/// F8_E5M2; throws UserError for others. The file gets its name only when it is complete
+/// have any device and strides. The dtypes are F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL F8_E8M0
+/// F8_E4M3 F8_E5M2; throws UserError for others. The file gets its name only when it is complete
 /// (AtomicFile).
 std::string write_safetensors(const std::filesystem::path& path,
                               const std::map<std::string, at::Tensor>& tensors,

@@ -42,14 +42,12 @@ Attention::Attention(const ModelConfig& config, const std::string& name, c10::De
   qkv_ = register_module("qkv", mx::make_linear({.in = config.width,
                                                  .out = (heads_ + 2 * kv_heads_) * head_dim_,
                                                  .bias = config.bias,
-                                                 .role = mx::LinearRole::kQkv,
                                                  .name = name + ".qkv",
                                                  .device = device}));
   out_ =
       register_module("out", mx::make_linear({.in = heads_ * head_dim_,
                                               .out = config.width,
                                               .bias = config.bias,
-                                              .role = mx::LinearRole::kAttentionOut,
                                               .name = name + ".out",
                                               .device = device,
                                               .input_stays = true}));  // attention keeps its result

@@ -97,7 +97,7 @@ GPT::GPT(const ModelConfig& config, c10::Device device,
   if (!c.tied) {
     state_->head = register_module("head", mx::make_linear({.in = c.width,
                                                             .out = c.vocab_size,
-                                                            .role = mx::LinearRole::kHead,
+                                                            .is_head = true,
                                                             .name = "head",
                                                             .device = device}));
   }

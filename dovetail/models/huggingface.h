@@ -11,7 +11,8 @@ namespace dovetail::models {
 /// Writes a folder from which Hugging Face `transformers` loads the model. The loaded model
 /// computes the same logits. Files:
 ///
-/// - `config.json` and `model.safetensors` (float32)
+/// - `config.json` and `model.safetensors`. Tensors have the dtypes of the model; float64 becomes
+///   float32. Weights of quantized Linears are in torchao's layout (io/torchao_weights.h).
 /// - for tokenizer_kind "bytes" and "bpe": `tokenizer.json` and `tokenizer_config.json`
 /// - for tokenizer_kind "sentencepiece": `tokenizer.model`
 ///
@@ -22,7 +23,8 @@ namespace dovetail::models {
 /// - "gpt2": layernorm, gelu, learned positions, bias, kv_heads = heads
 ///
 /// Throws UserError if no architecture can express the config. The error names, for each
-/// architecture, a key that prevents it.
+/// architecture, a key that prevents it. Also throws if Linears are quantized, but not as torchao
+/// can hold them in a "llama". The error names the Linear and the reason.
 void export_huggingface(GPT& model, const std::string& tokenizer_kind,
                         const std::string& tokenizer_content, const std::filesystem::path& folder);
 

@@ -15,21 +15,12 @@ namespace dovetail::models {
 
 std::shared_ptr<mx::Linear> tower_linear(int64_t in, int64_t out, const std::string& name,
                                          c10::Device device, bool bias) {
-  return mx::make_linear({.in = in,
-                          .out = out,
-                          .bias = bias,
-                          .role = mx::LinearRole::kTower,
-                          .name = name,
-                          .device = device});
+  return mx::make_linear({.in = in, .out = out, .bias = bias, .name = name, .device = device});
 }
 
 std::shared_ptr<mx::Linear> head_linear(int64_t in, const std::string& name, c10::Device device) {
-  return mx::make_linear({.in = in,
-                          .out = 1,
-                          .bias = true,
-                          .role = mx::LinearRole::kHead,
-                          .name = name,
-                          .device = device});
+  return mx::make_linear(
+      {.in = in, .out = 1, .bias = true, .is_head = true, .name = name, .device = device});
 }
 
 at::Tensor candidate_of(const RecommenderConfig& config, const RecommenderInputs& inputs,

@@ -31,13 +31,11 @@ FeedForward::FeedForward(const Options& options)
   up_ = register_module("up", make_linear({.in = options.in,
                                            .out = up_width(options.activation, options.width),
                                            .bias = options.bias,
-                                           .role = LinearRole::kFeedForwardUp,
                                            .name = options.name + ".up",
                                            .device = options.device}));
   down_ = register_module("down", make_linear({.in = options.width,
                                                .out = options.in,
                                                .bias = options.bias,
-                                               .role = LinearRole::kFeedForwardDown,
                                                .name = options.name + ".down",
                                                .device = options.device}));
 }

@@ -9,25 +9,6 @@
 
 namespace dovetail::mx {
 
-const char* role_name(LinearRole role) {
-  switch (role) {
-    case LinearRole::kQkv:
-      return "qkv";
-    case LinearRole::kAttentionOut:
-      return "attention_out";
-    case LinearRole::kFeedForwardUp:
-      return "ffn_up";
-    case LinearRole::kFeedForwardDown:
-      return "ffn_down";
-    case LinearRole::kTower:
-      return "tower";
-    case LinearRole::kHead:
-      return "head";
-  }
-  DOVETAIL_CHECK(false, "no Linear role has the number {}", static_cast<int>(role));
-  return "";
-}
-
 Linear::Linear(Options options) : options_(std::move(options)) {
   DOVETAIL_CHECK(options_.in > 0 && options_.out > 0, "{} would be {} x {}", options_.name,
                  options_.out, options_.in);
@@ -56,7 +37,7 @@ std::vector<std::shared_ptr<Linear>> quantizable_linears(const torch::nn::Module
   std::vector<std::shared_ptr<Linear>> found;
   for (const auto& module : model.modules(/*include_self=*/false)) {
     auto linear = std::dynamic_pointer_cast<Linear>(module);
-    if (linear && linear->options().role != LinearRole::kHead) found.push_back(std::move(linear));
+    if (linear && !linear->options().is_head) found.push_back(std::move(linear));
   }
   return found;
 }

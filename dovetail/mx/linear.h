@@ -11,20 +11,14 @@
 
 namespace dovetail::mx {
 
-/// Purpose of a Linear in its model. kTower is a layer of a recommender's tower. A Linear with role
-/// kHead is never quantized.
-enum class LinearRole { kQkv, kAttentionOut, kFeedForwardUp, kFeedForwardDown, kTower, kHead };
-/// Returns "qkv", "attention_out", "ffn_up", "ffn_down", "tower" or "head".
-const char* role_name(LinearRole role);
-
-/// Linear layer that knows its role and full name (example: "blocks.3.ffn.up"). `weight` is (out,
-/// in). `bias` is (out) or undefined.
+/// Linear layer that knows its full name (example: "blocks.3.ffn.up"). `weight` is (out, in).
+/// `bias` is (out) or undefined.
 class Linear : public torch::nn::Module {
  public:
   struct Options {
     int64_t in = 0, out = 0;  ///< sizes of the last dimension of input and output
     bool bias = false;
-    LinearRole role = LinearRole::kHead;
+    bool is_head = false;  ///< true for the head, which recipes leave in high precision
     std::string name;
     c10::Device device = c10::kCPU;  ///< device of the parameters; meta: without memory
     /// True if the operation that makes the input keeps it in memory anyway (QuantizedLinear).

@@ -327,15 +327,6 @@ void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out
   quantize_into_checked(x, spec, out);
 }
 
-MXTensor requantize(const MXTensor& row) {
-  user_check(
-      row.defined() && row.format() == Format::kE4M3 && row.orientation() == Orientation::kRow,
-      "mx::requantize: a row copy in e4m3 is needed, but this is {}",
-      row.defined() ? fmt::format("a {} copy in {}", name(row.orientation()), name(row.format()))
-                    : "undefined");
-  return quantize(dequantize(row), {.format = Format::kE4M3, .copies = Copies::kColumn}).column;
-}
-
 at::Tensor dequantize(const MXTensor& x, at::ScalarType dtype) {
   user_check(x.defined(), "mx::dequantize: the tensor is undefined");
   user_check(dtype == at::kFloat || dtype == at::kBFloat16,

@@ -90,15 +90,6 @@ QuantizedGroup quantize_group(std::span<const ops::MadeRows> xs, const QuantizeS
 /// instead of codes.
 void quantize_into(const at::Tensor& x, const QuantizeSpec& spec, Quantized& out);
 
-/// Makes a column copy from a row copy, for callers that no longer have the original tensor. Both
-/// copies are E4M3. Scales of the result follow ScaleMode::kRoundUp. Throws UserError if `row` is
-/// not an E4M3 row copy.
-///
-/// The result can differ from a column copy made from the original tensor, but only in small
-/// elements. Small elements are rounded twice. Let s be the larger of the scales of an element's
-/// row block and column block. The element is small if its magnitude is below 2^-6 s.
-MXTensor requantize(const MXTensor& row);
-
 /// Returns the numbers that the codes stand for, as float32 or bfloat16: code * 2^X, with the scale
 /// 2^X of the block. A block with scale byte 255 gives NaN.
 ///

@@ -30,13 +30,6 @@ std::string_view name(Orientation orientation) {
   return kOrientationNames[static_cast<size_t>(orientation)];
 }
 
-Orientation parse_orientation(std::string_view text) {
-  const auto found = std::find(kOrientationNames.begin(), kOrientationNames.end(), text);
-  user_check(found != kOrientationNames.end(), "mx: no orientation is named \"{}\"; valid are {}",
-             text, fmt::join(kOrientationNames, ", "));
-  return static_cast<Orientation>(found - kOrientationNames.begin());
-}
-
 std::vector<int64_t> scale_sizes(at::IntArrayRef sizes, Orientation orientation) {
   user_check(!sizes.empty(), "mx: a scalar has no dimension to lay blocks along");
   auto result = sizes.vec();

@@ -17,8 +17,6 @@ enum class Orientation { kRow, kColumn, kSquare };
 
 /// Returns "row", "column" or "square".
 std::string_view name(Orientation orientation);
-/// Inverse of name(). Throws UserError for another name.
-Orientation parse_orientation(std::string_view text);
 
 /// Tensor in a microscaling format. Each element has a uint8 code, and each block of 32 (or 32 x
 /// 32) elements has one E8M0 scale byte. Codes have the tensor's own shape and order in each

@@ -9,8 +9,9 @@ StoredRun read_stored_run(const std::filesystem::path& path) {
   return stored_run(read_exported_recommender(path), path);
 }
 
-LoadedModel load_model(const std::filesystem::path& run_or_checkpoint) {
-  return load_model(read_stored_run(run_or_checkpoint));
+LoadedModel load_model(const std::filesystem::path& run_or_checkpoint,
+                       const std::string& precision) {
+  return load_model(read_stored_run(run_or_checkpoint), precision);
 }
 
 }  // namespace dovetail::train

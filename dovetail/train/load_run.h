@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 
 #include "dovetail/train/gpt/load_model.h"
 #include "dovetail/train/run/stored_run.h"
@@ -12,8 +13,9 @@ namespace dovetail::train {
 /// if `path` is none of these folders, or if no checkpoint has right checksums.
 StoredRun read_stored_run(const std::filesystem::path& path);
 
-/// Loads the GPT of the checkpoint that read_stored_run(run_or_checkpoint) returns. Throws
-/// UserError for a recommender.
-LoadedModel load_model(const std::filesystem::path& run_or_checkpoint);
+/// Loads the GPT of the checkpoint that read_stored_run(run_or_checkpoint) returns, as the other
+/// load_model does. Throws UserError for a recommender.
+LoadedModel load_model(const std::filesystem::path& run_or_checkpoint,
+                       const std::string& precision = "");
 
 }  // namespace dovetail::train

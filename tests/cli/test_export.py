@@ -17,7 +17,11 @@ def workspace(tmp_path_factory):
     folder = make_workspace(tmp_path_factory.mktemp("export"))
     settings = ["run.folder=run", "train.steps=12", "data.tokenizer.kind=bpe", "data.tokenizer.vocab_size=300"]
     dovetail("train", "run.toml", *(w for s in settings for w in ("--set", s)), folder=folder)
-    assert dovetail_json("export", "run", "--out", "hf", folder=folder) == {"folder": "hf", "step": 12}
+    assert dovetail_json("export", "run", "--out", "hf", folder=folder) == {
+        "folder": "hf",
+        "step": 12,
+        "precision": {"recipe": "fp32", "linears": 9, "quantized_linears": 0},
+    }
     return folder
 
 

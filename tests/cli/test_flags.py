@@ -16,8 +16,8 @@ COMMANDS = [
 # Options that a command reads whatever else is given. A command's other options are in REFUSED.
 ALWAYS = {
     "train": "--set --dry-run --quiet --json",
-    "eval": "--data --task --json",
-    "generate": "--prompt --tokens --temperature --json",
+    "eval": "--data --task --precision --json",
+    "generate": "--prompt --tokens --temperature --precision --json",
     "prepare": "--json",
     "inspect": "--json",
     "report": "--json",
@@ -29,7 +29,7 @@ ALWAYS = {
     "plan": "--layers --json",
     "kmeans": "--data --bad-values --k --init --iterations --tolerance --seed --executors --fresh --out --json",
     "fit": "--data --bad-values --executors --out --json",
-    "export": "--out --json",
+    "export": "--out --precision --json",
     "import": "--out --json",
     "completions": "",
 }

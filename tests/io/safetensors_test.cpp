@@ -103,8 +103,8 @@ TEST_F(Safetensors, ReadsOddShapesAndNames) {
 }
 
 TEST_F(Safetensors, NamesTypesThatAreNotOursAsUnsupportedNotAsDamage) {
-  for (const auto* dtype : {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
-                            "U16", "U32", "U64", "C64"}) {
+  for (const auto* dtype :
+       {"F4", "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "U16", "U32", "U64", "C64"}) {
     const auto header =
         fmt::format(R"({{"w":{{"dtype":"{}","shape":[8],"data_offsets":[0,8]}}}})", dtype);
     try {

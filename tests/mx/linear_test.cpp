@@ -8,17 +8,6 @@
 namespace dovetail::mx::linear_test {
 namespace {
 
-TEST(Linear, KnowsWhatItIsFor) {
-  const auto layer = make_linear(
-      {.in = 3, .out = 5, .role = LinearRole::kFeedForwardUp, .name = "blocks.3.ffn.up"});
-  EXPECT_EQ(layer->options().name, "blocks.3.ffn.up");
-  EXPECT_STREQ(role_name(layer->options().role), "ffn_up");
-  EXPECT_STREQ(role_name(LinearRole::kQkv), "qkv");
-  EXPECT_STREQ(role_name(LinearRole::kAttentionOut), "attention_out");
-  EXPECT_STREQ(role_name(LinearRole::kFeedForwardDown), "ffn_down");
-  EXPECT_STREQ(role_name(LinearRole::kHead), "head");
-}
-
 TEST(Linear, MultipliesByTheTransposedWeightAndAddsTheBias) {
   for (const bool bias : {false, true}) {
     const auto layer = make_linear({.in = 7, .out = 5, .bias = bias, .name = "x"});

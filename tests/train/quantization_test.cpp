@@ -194,6 +194,31 @@ TEST(Quantization, WhatCannotBeIsNamed) {
       AllOf(HasSubstr("mine"), HasSubstr("weight"), HasSubstr("stochastic")));
 }
 
+TEST(Quantization, ARecipeThatQuantizesNothingNamesTheLayersAndAWayOut) {
+  for (const char* recipe : {"mxfp8", "mxfp4", "fp8_block", "fp8_tensor_delayed"}) {
+    const std::string text =
+        refusal("[[precision.override]]\nlayers = [\"blocks.0.*\", \"*.1.*\"]\nrecipe = \"bf16\"\n",
+                recipe);
+    EXPECT_THAT(text, AllOf(HasSubstr(recipe), HasSubstr("blocks.0.*, *.1.*"),
+                            HasSubstr("blocks.0 to blocks.1"), HasSubstr("narrow")));
+  }
+  EXPECT_THAT(refusal("", "fp8_tensor"),
+              AllOf(HasSubstr("1 block at each end"), HasSubstr("blocks.0 to blocks.1"),
+                    HasSubstr("use model.layers > 2")));
+  // Ends and an override that together leave nothing, in a model that is deep enough.
+  models::ModelConfig config = two_blocks();
+  config.layers = 4;
+  models::GPT model(config);
+  const PrecisionSection inner = section(
+      "[[precision.override]]\nlayers = [\"blocks.1.*\", \"blocks.2.*\"]\nrecipe = \"bf16\"\n");
+  EXPECT_THAT(([&] { Quantization(model, inner, "fp8_tensor"); }),
+              ::testing::ThrowsMessage<UserError>(AllOf(HasSubstr("1 block at each end"),
+                                                        HasSubstr("blocks.1.*, blocks.2.*"),
+                                                        HasSubstr("blocks.1 to blocks.2"))));
+  EXPECT_EQ(refusal("[[precision.override]]\nlayers = \"blocks.0.*\"\nrecipe = \"bf16\"\n"),
+            "accepted");
+}
+
 TEST(Quantization, NativeProductsOfWhatTheyCannotBeAreRefused) {
   const auto native = [](const std::string& recipe, const std::string& entries = "") {
     return refusal("[precision]\nrecipe = \"" + recipe + "\"\ngemm = \"native\"\n" + entries,

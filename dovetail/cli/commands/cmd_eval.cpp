@@ -52,6 +52,9 @@ class EvalCommand : public Command {
         .option("--predictions", "FILE", &rows_.predictions,
                 "CSV to write, for a recommender: file, row and the probability of each task")
         .completes(Completion::kFile);
+    arguments.option("--precision", "RECIPE", &precision_,
+                     "Number formats of a GPT: float32, bf16, mxfp8, ... or a recipe of the run's "
+                     "config (the run's own, with its overrides)");
     arguments
         .option("--max-tokens", "N", &max_tokens_,
                 "Evenly spread windows of about N tokens; 0: the whole split (0)")
@@ -104,7 +107,9 @@ class EvalCommand : public Command {
       rows_.files = data_;
       evaluate_recommender(std::move(stored), rows_, result, rows);
     } else {
-      const train::LoadedModel loaded = train::load_model(stored);
+      const train::LoadedModel loaded = train::load_model(stored, precision_);
+      result["precision"] = loaded.precision.json();
+      rows.push_back({"precision", loaded.precision.text()});
       if (validates()) add_validation(loaded, result, rows);
       if (tasks_.any()) tasks.score(loaded, result, rows);
     }
@@ -129,6 +134,7 @@ class EvalCommand : public Command {
     };
     const bool recommends = config.recommends();
     only("--max-tokens", max_tokens_ > 0, !recommends);
+    only("--precision", !precision_.empty(), !recommends);
     only("--task and --suite", tasks_.any(), !recommends);
     only("--split", !rows_.split.empty(), recommends);
     only("--max-rows", rows_.max_rows > 0, recommends);
@@ -157,9 +163,10 @@ class EvalCommand : public Command {
     }
     const auto group = comm::world_from_environment();
     if (group->rank() == 0) train::warn_of_later_tokens(loaded.config.model);
-    const auto validation = train::validate(
-        *loaded.model, store, *group,
-        {.context = loaded.config.model.context, .batch = 8, .max_tokens = max_tokens_});
+    const auto validation = train::validate(*loaded.model, store, *group,
+                                            {.context = loaded.config.model.context,
+                                             .batch = loaded.micro_batch,
+                                             .max_tokens = max_tokens_});
     if (!validation)
       throw UserError(fmt::format("{} has no validation tokens", store.folder().string()));
     result["validation"] = {{"data", store.folder().string()},
@@ -176,7 +183,7 @@ class EvalCommand : public Command {
                                       store.folder().string())});
   }
 
-  std::string run_;
+  std::string run_, precision_;
   std::vector<std::string> data_;
   TaskEvaluation tasks_;
   RecommenderEvaluation rows_;

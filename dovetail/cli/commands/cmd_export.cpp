@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "dovetail/base/error.h"
 #include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/models/huggingface.h"
@@ -29,6 +30,9 @@ class ExportCommand : public Command {
     arguments.option("--out", "FOLDER", &out_, "Folder to write")
         .is_required()
         .completes(Completion::kFolder);
+    arguments.option("--precision", "RECIPE", &precision_,
+                     "Number formats of a GPT's weights: float32, bf16, or the codes of mxfp8, "
+                     "mxfp4, ..., which torchao reads (float32)");
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
@@ -36,22 +40,29 @@ class ExportCommand : public Command {
     train::StoredRun stored = train::read_stored_run(run_);
     const int64_t step = stored.snapshot.step;
     const std::string name = stored.config.run.name;
+    nlohmann::ordered_json result = {{"folder", out_}, {"step", step}};
+    std::string words = fmt::format("step {} of {}", step, name);
     if (stored.config.recommends()) {
+      user_check(precision_.empty(),
+                 "--precision does nothing here: {} holds a recommender; leave it out", run_);
       train::export_recommender(train::TrainedRecommender(std::move(stored)), out_);
     } else {
-      const train::LoadedModel loaded = train::load_model(stored);
+      const train::LoadedModel loaded =
+          train::load_model(stored, precision_.empty() ? "float32" : precision_);
+      result["precision"] = loaded.precision.json();
+      words += ", " + loaded.precision.text();
       models::export_huggingface(*loaded.model, loaded.tokenizer->kind(),
                                  loaded.tokenizer->serialized(), out_);
     }
     if (json_) {
-      print_json({{"folder", out_}, {"step", step}});
+      print_json(result);
     } else {
-      print(fmt::format("{}  (step {} of {})\n", out_, step, name));
+      print(fmt::format("{}  ({})\n", out_, words));
     }
   }
 
  private:
-  std::string run_, out_;
+  std::string run_, out_, precision_;
   bool json_ = false;
 };
 

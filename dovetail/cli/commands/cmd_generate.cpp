@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/log.h"
 #include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/data/files/utf8.h"
@@ -55,6 +56,9 @@ class GenerateCommand : public Command {
         .range(1e-6, 1);
     arguments.option("--seed", "N", &seed_, "Seed; the same seed gives the same text (0)")
         .range(0, 9e15);
+    arguments.option("--precision", "RECIPE", &precision_,
+                     "Number formats: float32, bf16, mxfp8, ... or a recipe of the run's config "
+                     "(the run's own, with its overrides)");
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
@@ -74,7 +78,8 @@ class GenerateCommand : public Command {
 
   void run() override {
     check();
-    const train::LoadedModel loaded = train::load_model(run_);
+    const train::LoadedModel loaded = train::load_model(run_, precision_);
+    if (!json_) log_info("precision {}", loaded.precision.text());
     const data::Tokenizer& tokenizer = *loaded.tokenizer;
     std::vector<int32_t> prompt = tokenizer.encode(prompt_);
     if (prompt.empty()) {
@@ -112,11 +117,12 @@ class GenerateCommand : public Command {
         {{"prompt", prompt_},
          {"continuation", data::replace_invalid_utf8(text.substr(std::min(begin, text.size())))},
          {"tokens", tokens.size() - prompt.size()},
-         {"step", loaded.step}});
+         {"step", loaded.step},
+         {"precision", loaded.precision.json()}});
   }
 
  private:
-  std::string run_, prompt_;
+  std::string run_, prompt_, precision_;
   models::GenerateOptions options_;
   int64_t seed_ = 0;
   bool json_ = false;

@@ -17,6 +17,7 @@
 #include "dovetail/train/gpt/text_samples.h"
 #include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/metrics/validation.h"
+#include "dovetail/train/numerics/model_precision.h"
 #include "dovetail/train/run/stored_run.h"
 
 namespace dovetail::train {
@@ -61,9 +62,8 @@ GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> gr
   if (config.parallel.shards())
     sharding = {.group = group_, .bucket_bytes = config.train.bucket_bytes};
   optimizer_.emplace(*model_, config.optimizer, std::move(sharding));
-  model_->set_compute_dtype(run_.precision.compute);
-  model_->to(run_.device);
-  quantization_.emplace(*model_, config.precision, run_.precision.name);
+  quantization_.emplace(
+      set_precision(*model_, config.precision, run_.precision.name, run_.device));
   optimizer_->bind(*model_);
   expert_load_.emplace(*model_);
   router_bias_.emplace(*model_);

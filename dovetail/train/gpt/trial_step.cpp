@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "dovetail/base/trace.h"
+#include "dovetail/train/numerics/model_precision.h"
 
 namespace dovetail::train {
 
@@ -21,8 +22,7 @@ TrialStep::TrialStep(const ResolvedRun& run, std::shared_ptr<comm::Group> group,
   const RunConfig& config = run.config;
   initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
   optimizer_.emplace(*model_, config.optimizer);
-  model_->set_compute_dtype(run.precision.compute);
-  quantization_.emplace(*model_, config.precision, run.precision.name);
+  quantization_.emplace(set_precision(*model_, config.precision, run.precision.name));
   optimizer_->bind(*model_);
   step_.emplace(model_, *optimizer_, std::move(group),
                 StepOptions{.micro_batch = micro_batch,

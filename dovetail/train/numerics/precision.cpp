@@ -9,14 +9,10 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/comm/collective.h"
 #include "dovetail/mx/float8_product.h"
+#include "dovetail/train/numerics/model_precision.h"
 
 namespace dovetail::train {
 namespace {
-
-at::ScalarType compute_dtype(const std::string& name) {
-  if (name == "fp32") return at::kFloat;
-  return name == "fp64" ? at::kDouble : at::kBFloat16;
-}
 
 Precision probe(c10::Device device) {
   const double fp32 = measure_gemm_rate(GemmType::kFloat32, device),

@@ -121,21 +121,29 @@ UserError no_native(const std::string& obstacle) {
                    "use precision.gemm = \"emulated\"");
 }
 
-/// Makes the error for a recipe that quantizes no Linear. `ends` blocks at each end of the model
-/// stay in high precision.
-UserError nothing_quantized(const std::string& recipe, int64_t ends, int64_t blocks,
-                            size_t linears) {
-  if (ends == 0)
+/// Makes the error for a recipe that quantizes no Linear of `model`. `ends` blocks at each end of
+/// the model stay in high precision.
+UserError nothing_quantized(const models::GPT& model, const PrecisionSection& config,
+                            const std::string& recipe, int64_t ends) {
+  const int64_t blocks = model.config().layers;
+  const std::string what = fmt::format("precision.recipe = \"{}\" quantizes nothing here", recipe);
+  const std::string kept =
+      fmt::format("it leaves {} block{} at each end in high precision", ends, ends == 1 ? "" : "s");
+  if (2 * ends >= blocks)
     return UserError(
-        fmt::format("precision.recipe = \"{}\" quantizes none of the model's {} Linears", recipe,
-                    linears),
-        "see precision.override, which takes out layers");
-  return UserError(fmt::format("precision.recipe = \"{}\" quantizes nothing here: it leaves {} "
-                               "block{} at each end in high precision, and the model has {}",
-                               recipe, ends, ends == 1 ? "" : "s", blocks),
-                   fmt::format("use model.layers > {}, or a recipe without high_precision_ends "
-                               "(dovetail config --explain precision.recipe)",
-                               2 * ends));
+        fmt::format("{}: {}, and the model has {} (blocks.0 to blocks.{})", what, kept, blocks,
+                    blocks - 1),
+        fmt::format("use model.layers > {}, name layers in precision.override, or use a recipe "
+                    "without high_precision_ends (dovetail config --explain precision.recipe)",
+                    2 * ends));
+  std::vector<std::string> globs;
+  for (const PrecisionOverride& entry : config.overrides)
+    globs.insert(globs.end(), entry.layers.begin(), entry.layers.end());
+  return UserError(
+      fmt::format("{}: {}precision.override of {} takes out all Linears of blocks.{} to blocks.{}",
+                  what, ends > 0 ? kept + ", and " : "", fmt::join(globs, ", "), ends,
+                  blocks - 1 - ends),
+      "narrow precision.override.layers, or set precision.recipe = \"bf16\" without overrides");
 }
 
 }  // namespace
@@ -148,8 +156,8 @@ void check_native(const mx::NativeDevice& device) {
 void check_precision(const PrecisionSection& config) {
   const std::vector<mx::Recipe> recipes = all_recipes(config);
   if (!names_dtype(config.recipe)) {
-    std::vector<std::string> names = {"auto", "fp32", "fp64"};
-    for (const mx::Recipe& recipe : recipes) names.push_back(recipe.name);
+    std::vector<std::string> names = precision_names(config);
+    names.emplace_back("auto");
     if (std::find(names.begin(), names.end(), config.recipe) == names.end()) {
       const std::string nearest = nearest_word(config.recipe, names);
       throw UserError(fmt::format("precision.recipe = \"{}\" is not a recipe", config.recipe),
@@ -163,6 +171,12 @@ void check_precision(const PrecisionSection& config) {
     mx::find_recipe(recipes, entry.recipe);
   }
   check_ends(config, recipes);
+}
+
+std::vector<std::string> precision_names(const PrecisionSection& config) {
+  std::vector<std::string> names = {"fp32", "fp64"};
+  for (const mx::Recipe& recipe : all_recipes(config)) names.push_back(recipe.name);
+  return names;
 }
 
 bool quantizes(const PrecisionSection& config) {
@@ -217,8 +231,7 @@ Quantization::Quantization(models::GPT& model, const PrecisionSection& config,
                "override gives these layers the same; leave it out",
                fmt::join(entry.layers, ", "), name);
   }
-  if (base.quantizes() && layers_.empty())
-    throw nothing_quantized(name, ends, model.config().layers, linears.size());
+  if (base.quantizes() && layers_.empty()) throw nothing_quantized(model, config, name, ends);
   if (gemm == mx::Gemm::kNative && layers_.empty())
     throw UserError(
         fmt::format("precision.gemm = \"native\", but nothing is quantized under {}", name),

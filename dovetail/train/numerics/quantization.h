@@ -36,6 +36,10 @@ namespace dovetail::train {
 /// the model that are not quantized.
 void check_precision(const PrecisionSection& config);
 
+/// Returns all values of precision.recipe except "auto": dtypes, built-in recipes, then the recipes
+/// in `config`.
+std::vector<std::string> precision_names(const PrecisionSection& config);
+
 /// Returns true if precision.recipe or an override quantizes an operand of a Linear. `config` has
 /// passed check_precision.
 bool quantizes(const PrecisionSection& config);
