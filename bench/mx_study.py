@@ -3,13 +3,13 @@
 usage: ./dev bench mx_study [--regime NAME] [--arms NAME,...] [--seeds N] [--jobs N] [--minutes M] [--list]
                             [--results FOLDER] [--out FOLDER] [--page-only]
 
-A unit is one arm on one seed. It trains configs/mx/study.toml with the settings of the regime and the arm, on the
-quickstart's text, and takes at most an hour on one core. Units run seed by seed, so an interrupted study has pairs.
+A unit is one arm on one seed: configs/mx/study.toml with the settings of the regime and the arm. It trains on the
+quickstart's text and takes at most an hour on one core. Units run seed by seed, so an interrupted study has pairs.
 A finished unit is one line of RESULTS/REGIME.jsonl; a later call continues with the units that are missing. After
 M minutes no further unit starts.
 
-The page, OUT/study.html, shows each regime's paired differences in log perplexity (the validation loss in nats), as
-per cent of perplexity, with 95 % intervals of Student's t. Pairs have the same seed and the same kind of CPU.
+The page, OUT/study.html, shows paired differences of perplexity in per cent, with 95 % intervals of Student's t.
+Intervals are computed in log perplexity, the validation loss. Pairs have the same seed and the same kind of CPU.
 
 - mxfp8 against bf16 at every validation. arXiv 2506.08027 reports 0.5 % along the whole run.
 - Each arm against mxfp8 at the end. An arm separates when its interval excludes zero.
@@ -78,7 +78,7 @@ ARMS = {
 }
 FIRST_ARMS = ["bf16", "mxfp8", "mxfp8_floor"]
 
-BOUND = 0.005  # of perplexity, arXiv 2506.08027
+BOUND = 0.005  # share of perplexity, arXiv 2506.08027
 ENOUGH_PAIRS = 8
 
 

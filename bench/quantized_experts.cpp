@@ -1,5 +1,5 @@
-// Compares quantized experts as one operation with the same experts one module after another, and
-// with experts in BF16 that are not quantized.
+// Compares quantized experts as one operation with the same experts one after another. The third
+// side are experts in BF16 that are not quantized.
 //
 // usage: ./dev bench quantized_experts [--threads 1,2] [--rounds N] [--tokens N] [--width N]
 //                                      [--experts N] [--ffn-width N] [--k N] [--recipes NAMES]
@@ -134,11 +134,14 @@ std::string text_of(const nlohmann::json& ratio) {
 
 int compare(const Options& options) {
   keep_freed_memory();  // as `dovetail train`
-  nlohmann::json result = {
-      {"benchmark", "quantized_experts"}, {"experts", options.experts},
-      {"k", options.k},                   {"width", options.width},
-      {"ffn_width", options.ffn_width},   {"tokens", options.tokens},
-      {"rounds", options.rounds},         {"machine", machine_json()}};
+  nlohmann::json result = {{"benchmark", "quantized_experts"},
+                           {"experts", options.experts},
+                           {"k", options.k},
+                           {"width", options.width},
+                           {"ffn_width", options.ffn_width},
+                           {"tokens", options.tokens},
+                           {"rounds", options.rounds},
+                           {"machine", machine_json()}};
   const Machine here = machine();
   std::cout << fmt::format(
       "{} experts of width {}, k {}, {} tokens of width {}, SwiGLU, BF16\n{}, {}, load {:.2f}\n",

@@ -47,9 +47,9 @@ void put_torchao_weight(const std::string& name, const mx::MXTensor& weight,
                         const mx::LinearRecipe& recipe, at::ScalarType dtype,
                         SafetensorsContent& content);
 
-/// Adds the metadata of the tensors that are not quantized, and the list of all tensors. The library
-/// torchao knows its files by this list. Call it when `content` has all tensors and no other
-/// metadata.
+/// Adds the metadata of the tensors that are not quantized, and the list of all tensors. The
+/// library torchao knows its files by this list. Call it when `content` has all tensors and no
+/// other metadata.
 void name_torchao_tensors(SafetensorsContent& content);
 
 /// Returns the entry "quantization_config" of config.json, by which `transformers` uses torchao.

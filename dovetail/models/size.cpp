@@ -108,8 +108,9 @@ BlockSize block_size(const ModelConfig& c, const BlockParts& block) {
   return size;
 }
 
-/// How a block's routed experts run: as one operation (moe/experts.h), as one operation of quantized
-/// Linears (mx/linear_group.h), or one module after another.
+/// Ways in which a block's routed experts run. kGrouped: one operation (moe/experts.h).
+/// kQuantizedGroup: one operation of quantized Linears (mx/linear_group.h). kModules: one after
+/// another.
 enum class ExpertsRun { kNone, kGrouped, kQuantizedGroup, kModules };
 
 /// `element` is the bytes per element of the compute dtype.
@@ -296,10 +297,9 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
     if (ffn.routed && run == ExpertsRun::kQuantizedGroup) {
       // All experts at once: two copies of a gradient and one of an input, for `down` or for `up`.
       // Also the gradients of the matrices.
-      routed_workspace +=
-          rows * std::max(up * (element + 2 * copy) + c.width * copy,
-                          c.width * (element + 2 * copy) + ffn.width * copy) +
-          c.width * ((ffn.width + up) * element + up * copy);
+      routed_workspace += rows * std::max(up * (element + 2 * copy) + c.width * copy,
+                                          c.width * (element + 2 * copy) + ffn.width * copy) +
+                          c.width * ((ffn.width + up) * element + up * copy);
       continue;
     }
     if (ffn.routed && run == ExpertsRun::kGrouped) {

@@ -92,8 +92,8 @@ class Dispatch {
 
 /// Makes the dropless dispatch from `expert` and `slot`, (T, k) int32, which are members of a
 /// Routing. Slot -1: dropped. On a GPU, the numbers of rows of the experts are copied to the host,
-/// which waits for them. A recorded step may use this function only under two conditions: the
-/// experts are one operation on all rows, and no choice is dropped.
+/// which waits for them. A recorded step may use this function if the experts are one operation on
+/// all rows, and no choice is dropped.
 Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
 /// Makes the dispatch padded to `capacity` places for each expert. No expert may have more rows. A
 /// recorded step may use this function.

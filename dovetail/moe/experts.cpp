@@ -132,14 +132,13 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, at::TensorList tensors, const Dispatch& to,
                             const std::string& activation, bool bias) {
-    auto made =
-        operation("dovetail::experts", {.reads = with_dispatch(tensors.vec(), to)},
-                  [numbers = numbers_of(to), activation, bias](const Operands& inputs) {
-                    const size_t count = inputs.reads.size() - kDispatchTensors;
-                    return run(at::TensorList(inputs.reads).slice(0, count),
-                               dispatch_at(inputs.reads, count, numbers).resolve(), activation,
-                               bias);
-                  });
+    auto made = operation("dovetail::experts", {.reads = with_dispatch(tensors.vec(), to)},
+                          [numbers = numbers_of(to), activation, bias](const Operands& inputs) {
+                            const size_t count = inputs.reads.size() - kDispatchTensors;
+                            return run(at::TensorList(inputs.reads).slice(0, count),
+                                       dispatch_at(inputs.reads, count, numbers).resolve(),
+                                       activation, bias);
+                          });
     variable_list saved = tensors.vec();
     saved.insert(saved.end(), made.begin() + 1, made.end());
     save_with_dispatch(context, std::move(saved), to);

@@ -76,8 +76,8 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
         rows, routing.weight,
         padded_dispatch(routing.expert, routing.slot, config_.experts, *capacity), local);
   } else {
-    y = run_experts(rows, routing.weight,
-                    dispatch(routing.expert, routing.slot, config_.experts), local);
+    y = run_experts(rows, routing.weight, dispatch(routing.expert, routing.slot, config_.experts),
+                    local);
   }
   y = y.to(x.scalar_type());
   if (shared_) y = y + shared_->forward(rows);

@@ -66,8 +66,8 @@ class Layer : public torch::nn::Module {
   /// layout experts stay on their ranks, and nothing overlaps.
   void set_layout(ExpertLayout layout) { layout_ = std::move(layout); }
   const ExpertLayout& layout() const { return layout_; }
-  /// Returns true if at least one expert of this rank is quantized. If so, experts run only on their
-  /// own rank.
+  /// Returns true if at least one expert of this rank is quantized. If so, experts run only on
+  /// their own rank.
   bool quantized() const;
   /// Returns the reason why quantized experts run one after another, as modules, for an input of
   /// this dtype and device. Empty if they are one operation (mx/linear_group.h).
@@ -78,8 +78,8 @@ class Layer : public torch::nn::Module {
 
  private:
   void add_to_load(const Routing& routing);
-  /// Returns the experts of this rank in the form in which they run on x: as weights, as one
-  /// operation of quantized Linears, or as modules.
+  /// Returns the experts of this rank as they run on x. They are weights, one operation of
+  /// quantized Linears, or modules.
   LocalExperts local_experts(const at::Tensor& x) const;
   enum class Part { kUp, kDown };
   std::vector<const mx::Linear*> linears(Part part) const;

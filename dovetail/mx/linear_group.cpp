@@ -35,9 +35,8 @@ struct GroupHolder : torch::CustomClassHolder {
 /// Returns the number of rows of each group. `recorded` is RowGroups::recorded.
 std::vector<int64_t> counts_of(const std::vector<int64_t>& offsets, const at::Tensor& recorded,
                                int64_t rows) {
-  const size_t groups = (recorded.defined() ? static_cast<size_t>(recorded.size(0))
-                                            : offsets.size()) -
-                        1;
+  const size_t groups =
+      (recorded.defined() ? static_cast<size_t>(recorded.size(0)) : offsets.size()) - 1;
   const auto* offset = recorded.defined() ? recorded.const_data_ptr<int64_t>() : offsets.data();
   std::vector<int64_t> counts;
   for (size_t g = 0; g < groups; ++g) counts.push_back(offset[g + 1] - offset[g]);
@@ -46,8 +45,8 @@ std::vector<int64_t> counts_of(const std::vector<int64_t>& offsets, const at::Te
   return counts;
 }
 
-/// Products in bfloat16 on the CPU are added to float32 results. They are then computed by the
-/// kernel of ops/gemm.h, and the memory that they take does not depend on the groups.
+/// Products in bfloat16 on the CPU are added to float32 results. The kernel of
+/// ops/gemm.h then computes them, and their memory does not depend on the groups.
 bool adds_to_float32(at::ScalarType dtype, const at::Tensor& operand) {
   return dtype == at::kBFloat16 && operand.is_cpu();
 }
@@ -77,7 +76,8 @@ at::Tensor multiply_rows(at::TensorList a, at::TensorList b, bool transpose_b,
   std::vector<ops::GemmCall> calls;
   for (size_t g = 0; g < a.size(); ++g) {
     // Converted for groups without rows, too, so that all steps allocate the same memory.
-    const at::Tensor bias = biases.empty() ? at::Tensor() : biases[g].to(c.scalar_type()).contiguous();
+    const at::Tensor bias =
+        biases.empty() ? at::Tensor() : biases[g].to(c.scalar_type()).contiguous();
     if (counts[g] == 0) continue;
     if (adds && bias.defined()) c_of[g].copy_(bias);
     calls.push_back({c_of[g],
@@ -142,10 +142,8 @@ std::vector<ops::MadeRows> split_rows(const ops::MadeRows& all,
   for (const int64_t count : counts) {
     parts.push_back({.sizes = {count, all.sizes[1]},
                      .dtype = all.dtype,
-                     .make =
-                         [make = all.make, first](int64_t row, int64_t rows, void* to) {
-                           make(first + row, rows, to);
-                         },
+                     .make = [make = all.make, first](int64_t row, int64_t rows,
+                                                      void* to) { make(first + row, rows, to); },
                      .on_gpu = {}});
     first += count;
   }
@@ -200,8 +198,8 @@ class LinearGroupFunction : public torch::autograd::Function<LinearGroupFunction
       // One operation for each product, so that a plan need not hold the operands of both.
       Calls uncounted = calls;
       for (auto& call : uncounted) call.counts = false;
-      out = one("dovetail::mx_linear_group_weight_gradient",
-                {.weight = true, .bias = wanted.bias}, uncounted);
+      out = one("dovetail::mx_linear_group_weight_gradient", {.weight = true, .bias = wanted.bias},
+                uncounted);
       out[0] = one("dovetail::mx_linear_group_input_gradient", {.input = true}, calls)[0];
     }
     out.resize(1 + (holder->bias ? 2 : 1) * groups + 2);  // groups and holder have no gradients
@@ -337,8 +335,7 @@ class LinearGroupFunction : public torch::autograd::Function<LinearGroupFunction
       out[0] = multiply_rows(as(std::move(of_dy.row), for_input), of_weight.column,
                              /*transpose_b=*/false, {}, for_input)
                    .to(dy.scalar_type());
-      if (holder.activation != nullptr)
-        out[0] = activation_gradient(*holder.activation, x, out[0]);
+      if (holder.activation != nullptr) out[0] = activation_gradient(*holder.activation, x, out[0]);
     }
     if (wanted.bias)
       std::ranges::move(sum_columns(dy, counts),

@@ -28,8 +28,8 @@ struct RowGroups {
 /// - The products of all groups are one `ops::gemm_group`.
 /// - Each Linear counts its own statistics and draws its own random words.
 ///
-/// Operands are emulated (operand.h). Results are those of QuantizedLinear, bit for bit, if
-/// products are emulated in float32. In bfloat16 only the order of the FP32 sums differs. Backward
+/// Operands are emulated (operand.h). Results equal QuantizedLinear's bit for bit if products
+/// are emulated in float32. In bfloat16 only the order of the FP32 sums differs. Backward
 /// keeps x, and quantizes its columns then.
 class LinearGroup {
  public:
@@ -37,9 +37,11 @@ class LinearGroup {
   explicit LinearGroup(std::span<const Linear* const> linears);
 
   /// Returns the reason why `linears` cannot be a group for an input of this dtype and device.
-  /// Empty if they can. Reasons are: different recipes or sizes, native products, one scale for a
-  /// whole tensor, FP8 products on a GPU, and bfloat16 products that only oneDNN can compute on
-  /// this CPU.
+  /// Empty if they can. Reasons:
+  /// - different recipes or sizes,
+  /// - native products, and FP8 products on a GPU,
+  /// - one scale for a whole tensor,
+  /// - bfloat16 products that only oneDNN can compute on this CPU.
   static std::string obstacle(std::span<const Linear* const> linears, at::ScalarType dtype,
                               at::Device device);
 

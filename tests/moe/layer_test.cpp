@@ -265,7 +265,8 @@ struct QuantizedStep {
   std::vector<int64_t> blocks;
 };
 
-QuantizedStep quantized_step(const Config& config, const std::string& recipe, at::ScalarType dtype) {
+QuantizedStep quantized_step(const Config& config, const std::string& recipe,
+                             at::ScalarType dtype) {
   const auto made = layer(config, at::kFloat);
   for (auto& parameter : made->named_parameters()) {
     if (parameter.key() != "router.weight")
@@ -291,8 +292,8 @@ QuantizedStep quantized_step(const Config& config, const std::string& recipe, at
 }
 
 // One operation and one module after another have the same quantized operands
-// (tests/mx/linear_group_test.cpp). They add the results of a token's experts with other roundings:
-// modules sum the gradient of x in its own dtype, and products with the weights are not fused.
+// (tests/mx/linear_group_test.cpp). Sums over a token's experts are rounded otherwise: modules sum
+// the gradient of x in its own dtype.
 TEST(MoeLayer, QuantizedExpertsAsOneOperationAreTheirModules) {
   Config dropping = config(4, 2);
   dropping.drop = "position";

@@ -132,8 +132,8 @@ void expect_close(const std::vector<at::Tensor>& found, const std::vector<at::Te
 
 class OfRecipe : public ::testing::TestWithParam<const char*> {};
 
-// Bit for bit where products are emulated in float32. In bfloat16 the sums of a product are added
-// in another order, and their rounding to bfloat16 may differ in the last place.
+// Bit for bit where products are emulated in float32. In bfloat16 the order of sums differs, and so
+// may the last place.
 TEST_P(OfRecipe, IsItsLinearsOneAfterAnother) {
   struct Variant {
     QuantizedLinear::Prologue activation;

@@ -24,8 +24,8 @@ bool multiplies_by_onednn() {
 }
 
 TEST_P(PlannedExperts, GiveTheSameBitsWithinTheirBudget) {
-  if (GetParam().recipe != std::string_view("fp32") && !test::model_of(GetParam()).moe.pad_to_capacity &&
-      multiplies_by_onednn())
+  if (GetParam().recipe != std::string_view("fp32") &&
+      !test::model_of(GetParam()).moe.pad_to_capacity && multiplies_by_onednn())
     GTEST_SKIP() << "quantized experts run one after another on a CPU with AMX";
   test::gives_the_same_bits_within_its_budget(GetParam());
 }

@@ -62,8 +62,7 @@ GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> gr
   if (config.parallel.shards())
     sharding = {.group = group_, .bucket_bytes = config.train.bucket_bytes};
   optimizer_.emplace(*model_, config.optimizer, std::move(sharding));
-  quantization_.emplace(
-      set_precision(*model_, config.precision, run_.precision.name, run_.device));
+  quantization_.emplace(set_precision(*model_, config.precision, run_.precision.name, run_.device));
   optimizer_->bind(*model_);
   expert_load_.emplace(*model_);
   router_bias_.emplace(*model_);

@@ -218,8 +218,8 @@ void check_memory_plan(const ResolvedRun& run, const models::GPT& model) {
         fmt::format("memory.budget does not work with dropless experts "
                     "(model.moe.pad_to_capacity = false) and the recipe {}. In {}, {}",
                     run.precision.name, name, obstacle),
-        "give experts a capacity (drop = \"position\") and pad_to_capacity = true, choose "
-        "another precision.recipe (\"fp32\", \"mxfp8\"), or leave memory.budget out");
+        "leave memory.budget out, choose another precision.recipe (\"fp32\", \"mxfp8\"), or give "
+        "experts a capacity (drop = \"position\", pad_to_capacity = true)");
   }
 }
 
