@@ -4,7 +4,9 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/rng.h"
 #include "dovetail/mx/float8.h"
+#include "dovetail/mx/nvfp4.h"
 #include "dovetail/mx/quantize.h"
 #include "dovetail/ops/simd_level.h"
 
@@ -76,10 +78,42 @@ OperandCopies quantize_float8(const at::Tensor& x, const OperandRecipe& recipe,
   return copies;
 }
 
+OperandCopies quantize_nvfp4(const at::Tensor& x, const OperandRecipe& recipe,
+                             const OperandRequest& request) {
+  DOVETAIL_CHECK(!request.kept && !request.as_codes, "NVFP4 makes numbers");
+  Nvfp4Spec spec = {.rounding = recipe.rounding, .seed = request.seed, .values = true};
+  OperandCopies copies;
+  if (recipe.blocks == Blocks::k16x16) {
+    spec.blocks = Nvfp4Blocks::kSquare;
+    const Nvfp4 made = quantize_nvfp4(x, spec);
+    copies.row = copies.column = made.values;
+    copies.row_scale = copies.column_scale = made.tensor.tensor_scale;
+    copies.statistics = made.statistics;
+    return copies;
+  }
+  if (request.row) {
+    const Nvfp4 made = quantize_nvfp4(x, spec);
+    copies.row = made.values;
+    copies.row_scale = made.tensor.tensor_scale;
+    copies.statistics = made.statistics;
+  }
+  if (request.column) {
+    spec.blocks = Nvfp4Blocks::kColumn;
+    // The copies round independently.
+    spec.seed = mix_seed(request.seed, 1);
+    const Nvfp4 made = quantize_nvfp4(recipe.hadamard ? random_hadamard(x) : x, spec);
+    copies.column = made.values;
+    copies.column_scale = made.tensor.tensor_scale;
+    if (!request.row) copies.statistics = made.statistics;
+  }
+  return copies;
+}
+
 }  // namespace
 
 OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
                                const OperandRequest& request) {
+  if (recipe.is_nvfp4()) return quantize_nvfp4(x, recipe, request);
   return recipe.is_microscaling() ? quantize_microscaling(x, recipe, request)
                                   : quantize_float8(x, recipe, request);
 }
@@ -105,7 +139,8 @@ bool emulates_in_bfloat16() {
 at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a,
                                const OperandRecipe& b) {
   const bool instructions = x.is_cuda() || emulates_in_bfloat16();
-  const bool exact = !a.float32_scales && !b.float32_scales;
+  const bool exact =
+      !a.float32_scales && !b.float32_scales && !a.is_nvfp4() && !b.is_nvfp4();
   return instructions && exact && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
 }
 

@@ -38,9 +38,14 @@ struct OperandCopies {
   /// Statistics of the quantization along rows, or along columns if `row` was not requested.
   Statistics statistics;
   MXTensor row_codes, column_codes;  ///< results with `as_codes`, in place of `row` and `column`
+  /// NVFP4: tensor scales of `row` and `column`, float32 scalars. The numbers do not contain them,
+  /// so a product must be multiplied by the scales of both its operands. Otherwise undefined.
+  at::Tensor row_scale = {}, column_scale = {};
 };
 
-/// Quantizes x (rows, cols), float32 or bfloat16. `recipe.format` must be set.
+/// Quantizes x (rows, cols), float32 or bfloat16. `recipe.format` must be set. With
+/// `recipe.hadamard`, `column` is made from the random Hadamard transform of x, and its rows are a
+/// multiple of 16. NVFP4 makes no `kept`.
 OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
 
@@ -60,7 +65,7 @@ bool emulates_in_bfloat16();
 /// Returns the dtype in which to emulate a product of two operands, quantized by recipes `a` and
 /// `b`. Every step except the FP32 sums is exact in this dtype. The dtype is bfloat16 if
 /// - x is bfloat16,
-/// - all scales are powers of two,
+/// - all scales are powers of two: no FP8 with float32 scales, no NVFP4,
 /// - x is on a GPU, or `emulates_in_bfloat16()` is true.
 ///
 /// Otherwise it is float32.

@@ -57,6 +57,20 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b, const ops::GemmOpti
   return ops::gemm(a, b, options).to(dtype);
 }
 
+/// Does the same for operands with tensor scales (NVFP4), undefined if an operand has none. The
+/// scales multiply the float32 sums one after the other, since their product can underflow.
+at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& a_scale, const at::Tensor& b,
+                          const at::Tensor& b_scale, ops::GemmOptions options,
+                          at::ScalarType dtype) {
+  if (!a_scale.defined() && !b_scale.defined()) return product(a, b, options, dtype);
+  const at::Tensor bias = std::exchange(options.bias, at::Tensor());
+  at::Tensor sums = ops::gemm(a, b, options);
+  for (const at::Tensor* scale : {&a_scale, &b_scale})
+    if (scale->defined()) sums.mul_(*scale);
+  if (bias.defined()) sums.add_(bias);
+  return sums.to(dtype);
+}
+
 /// Raises delayed.seen to the largest magnitude of x. `counted_bits` is that magnitude on a CPU.
 template <class X>
 void see(const DelayedScaling& delayed, const X& x, uint32_t counted_bits) {
@@ -93,7 +107,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     const at::Tensor input =
         kept.by_rows ? x.contiguous() : as_rows(prologue != nullptr ? prologue->apply(x) : x);
     const bool needs_column =
-        recipe.format && trains_weight && prologue == nullptr && !layer.input_stays_;
+        recipe.format && trains_weight && prologue == nullptr && !layer.input_stays_ &&
+        !recipe.is_nvfp4();
     kept.column_later = needs_column && layer.leaves_column_to_plan(input);
     const bool keeps_column = needs_column && !kept.column_later;
     if (keeps_column) std::tie(kept.codes, kept.scales) = last_input().find(x, recipe);
@@ -258,8 +273,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     } else {
       const at::ScalarType dtype =
           emulation_dtype(x, layer.recipe_.activation, layer.recipe_.weight);
-      y = product(
-          input.row.to(dtype), of_weight.row.to(dtype),
+      y = scaled_product(
+          input.row.to(dtype), input.row_scale, of_weight.row.to(dtype), of_weight.row_scale,
           {.transpose_b = true, .bias = bias.defined() ? bias.to(dtype).contiguous() : bias},
           x.scalar_type());
     }
@@ -359,7 +374,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       dweight =
           layer.gemm_ == Gemm::kNative
               ? native_product(of_dy.column_codes, of_x.column_codes, made)
-              : product(of_dy.column.to(dtype), of_x.column.to(dtype), {.transpose_a = true}, made);
+              : scaled_product(of_dy.column.to(dtype), of_dy.column_scale, of_x.column.to(dtype),
+                               of_x.column_scale, {.transpose_a = true}, made);
     }
     of_dy.column.reset();
     of_dy.column_codes = {};
@@ -369,7 +385,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       const OperandCopies of_weight = layer.weight_copies(weight, {.column = true});
       dinput = layer.gemm_ == Gemm::kNative
                    ? native_product(of_dy.row_codes, of_weight.column_codes, made)
-                   : product(of_dy.row.to(dtype), of_weight.column.to(dtype), {}, made);
+                   : scaled_product(of_dy.row.to(dtype), of_dy.row_scale,
+                                    of_weight.column.to(dtype), of_weight.column_scale, {}, made);
     }
     of_dy = {};
     if (wanted.bias) dbias = ops::column_sums(dy);
@@ -524,6 +541,10 @@ at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weigh
         "bias must be (out)", bias);
   check(prologue != nullptr || x.size(-1) == weight.size(1),
         "the last size of x must be weight's second", x);
+  const bool nvfp4 = std::ranges::any_of(
+      kOperands, [&](Operand operand) { return recipe_.of(operand).is_nvfp4(); });
+  check(!nvfp4 || !x.is_cuda(),
+        "NVFP4 is implemented on the CPU; use another recipe (mxfp4), or move model and x there", x);
   if (gemm_ == Gemm::kNative) {
     std::string obstacle = native_obstacle(recipe_, weight.size(1), weight.size(0));
     if (obstacle.empty() && !x.is_meta()) obstacle = native_obstacle(native_device(x.device()));

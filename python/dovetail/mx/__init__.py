@@ -13,7 +13,18 @@ import fnmatch
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Linear", "convert", "dequantize", "linear", "quantize"]
+from dovetail.mx.nvfp4 import nvfp4_dequantize, nvfp4_hadamard, nvfp4_quantize
+
+__all__ = [
+    "Linear",
+    "convert",
+    "dequantize",
+    "linear",
+    "nvfp4_dequantize",
+    "nvfp4_hadamard",
+    "nvfp4_quantize",
+    "quantize",
+]
 
 
 def linear(
