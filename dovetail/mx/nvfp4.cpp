@@ -54,16 +54,16 @@ void check_tensor(const char* function, const at::Tensor& x) {
 void check_input(const at::Tensor& x, const Nvfp4Spec& spec) {
   check_tensor("quantize_nvfp4", x);
   const bool square = spec.blocks == Nvfp4Blocks::kSquare;
-  user_check(square ? x.dim() == 2 : x.dim() >= 1,
-             "mx::quantize_nvfp4: x must have {}, but is {}",
+  user_check(square ? x.dim() == 2 : x.dim() >= 1, "mx::quantize_nvfp4: x must have {}, but is {}",
              square ? "two dimensions" : "a dimension", ops::describe(x));
   const at::Tensor& given = spec.tensor_scale;
   user_check(given.defined() == (spec.scaling == TensorScale::kGiven),
              "mx::quantize_nvfp4: a tensor scale goes with TensorScale::kGiven, and only with it");
   if (!given.defined()) return;
-  user_check(given.numel() == 1 && given.scalar_type() == at::kFloat && given.is_cpu(),
-             "mx::quantize_nvfp4: the tensor scale must be one float32 number on the CPU, but is {}",
-             ops::describe(given));
+  user_check(
+      given.numel() == 1 && given.scalar_type() == at::kFloat && given.is_cpu(),
+      "mx::quantize_nvfp4: the tensor scale must be one float32 number on the CPU, but is {}",
+      ops::describe(given));
   const auto scale = given.item<float>();
   user_check(scale >= kSmallestTensorScale && scale <= kLargestTensorScale,
              "mx::quantize_nvfp4: the tensor scale must be between {} and {}, but is {}",

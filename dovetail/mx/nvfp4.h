@@ -41,7 +41,7 @@ constexpr float kSmallestTensorScale = 0x1p-92F, kLargestTensorScale = 0x1p117F;
 /// Tensor in NVFP4. An element is the number of its code times its block's scale times the tensor's
 /// scale.
 struct Nvfp4Tensor {
-  at::Tensor codes;   ///< shape of x, uint8, one E2M1 code each
+  at::Tensor codes;  ///< shape of x, uint8, one E2M1 code each
   /// uint8, one E4M3 code each. kRow: (..., ceil(last / 16)); kColumn: (ceil(first / 16), ...);
   /// kSquare: (ceil(rows / 16), ceil(cols / 16)).
   at::Tensor scales;
@@ -64,8 +64,8 @@ struct Nvfp4 {
 /// 2. The factor r is (1 / t) / s.
 /// 3. A code is x * r, rounded to E2M1 (to nearest even, or stochastically). It saturates at 6.
 ///
-/// s is rounded to nearest, so the largest elements of a block can exceed 6 s t. They saturate, also
-/// under stochastic rounding.
+/// s is rounded to nearest, so the largest elements of a block can exceed 6 s t. They saturate,
+/// also under stochastic rounding.
 ///
 /// A short last block is quantized as if padded with zeros. With NonFinite::kPoison, a block with a
 /// NaN or an infinity gets codes 0 and scale NaN (0x7f). With kSaturate, such elements get the

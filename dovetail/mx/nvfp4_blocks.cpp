@@ -60,8 +60,8 @@ void quantize_piece(const Nvfp4Problem& p, PieceRange piece, Nvfp4Scales& s,
              : encode_nvfp4_piece_vectors(p, piece, s, statistics);
 }
 
-/// Calls visit(part, piece) on all threads, for pieces of whole blocks. `parts` counts parts from 0.
-/// Their number does not depend on the number of threads.
+/// Calls visit(part, piece) on all threads, for pieces of whole blocks. `parts` counts parts from
+/// 0. Their number does not depend on the number of threads.
 template <class Visit>
 void for_each_piece(const Nvfp4Problem& p, int64_t strip, int64_t grain, Visit visit) {
   const int64_t chunks = (p.cols + kPieceColumns - 1) / kPieceColumns,
@@ -69,9 +69,8 @@ void for_each_piece(const Nvfp4Problem& p, int64_t strip, int64_t grain, Visit v
   parallel_pieces(strips * chunks, grain, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t row = item / chunks * strip, col = item % chunks * kPieceColumns;
-      visit(static_cast<size_t>(begin / grain),
-            PieceRange{row, std::min(strip, p.rows - row), col,
-                       std::min(kPieceColumns, p.cols - col)});
+      visit(static_cast<size_t>(begin / grain), PieceRange{row, std::min(strip, p.rows - row), col,
+                                                           std::min(kPieceColumns, p.cols - col)});
     }
   });
 }

@@ -66,9 +66,10 @@ void encode_nvfp4_piece(const Nvfp4Problem& p, PieceRange piece, const Nvfp4Scal
     ElementRounding rounding;
     if (p.stochastic) {
       const auto i = static_cast<uint64_t>(index);
-      rounding = {.stochastic = true,
-                  .random = philox_words(p.seed, i / 4,
-                                         static_cast<uint64_t>(RandomStream::kQuantize)).word[i % 4]};
+      rounding = {
+          .stochastic = true,
+          .random = philox_words(p.seed, i / 4, static_cast<uint64_t>(RandomStream::kQuantize))
+                        .word[i % 4]};
     }
     const uint32_t code = encode_magnitude(std::bit_cast<uint32_t>(scaled), kOne, spec, rounding);
     const uint8_t with_sign = signed_code(code, (x & bits::kSign) != 0, spec);

@@ -38,8 +38,7 @@ at::Tensor unpack_pairs(const at::Tensor& packed) {
 
 std::tuple<at::Tensor, at::Tensor, std::optional<at::Tensor>> library_nvfp4_quantize(
     const at::Tensor& x, const std::optional<at::Tensor>& tensor_scale, bool scales_tensor,
-    c10::string_view blocks, c10::string_view non_finite, c10::string_view rounding,
-    int64_t seed) {
+    c10::string_view blocks, c10::string_view non_finite, c10::string_view rounding, int64_t seed) {
   user_check(x.dim() >= 1 && x.size(-1) % 2 == 0,
              "nvfp4_quantize: a byte holds two elements, so the last size of x must be even, but x "
              "is {}; pad x with zeros",
@@ -64,12 +63,11 @@ at::Tensor library_nvfp4_dequantize(const at::Tensor& codes, const at::Tensor& s
   user_check(codes.dim() >= 1 && codes.element_size() == 1 && scales.element_size() == 1,
              "nvfp4_dequantize: codes and scales have one byte each, but are {} and {}",
              ops::describe(codes), ops::describe(scales));
-  return dequantize(
-      Nvfp4Tensor{.codes = unpack_pairs(codes.contiguous().view(at::kByte)),
-                  .scales = scales.contiguous().view(at::kByte),
-                  .tensor_scale = tensor_scale.value_or(at::Tensor()),
-                  .blocks = parse_nvfp4_blocks(blocks)},
-      dtype);
+  return dequantize(Nvfp4Tensor{.codes = unpack_pairs(codes.contiguous().view(at::kByte)),
+                                .scales = scales.contiguous().view(at::kByte),
+                                .tensor_scale = tensor_scale.value_or(at::Tensor()),
+                                .blocks = parse_nvfp4_blocks(blocks)},
+                    dtype);
 }
 
 at::Tensor library_random_hadamard(const at::Tensor& x, int64_t seed) {

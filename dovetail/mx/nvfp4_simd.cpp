@@ -37,7 +37,8 @@ void TransformHadamard(const HadamardRows& p, int64_t begin, int64_t end) {
 #else
 
 HWY_INLINE BitsVector finite_or_zero(BitsVector magnitude) {
-  const hn::RebindToSigned<BitsTag> di;  // magnitudes are positive, and signed comparison is cheaper
+  const hn::RebindToSigned<BitsTag>
+      di;  // magnitudes are positive, and signed comparison is cheaper
   const auto infinite =
       hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, static_cast<int32_t>(bits::kInfinity - 1)));
   return hn::IfThenZeroElse(hn::RebindMask(BitsTag(), infinite), magnitude);
@@ -99,7 +100,8 @@ void ChooseNvfp4Scales(const Nvfp4Problem& p, Nvfp4Scales& s, int64_t blocks, ui
     Energies unused = {hn::Zero(d), hn::Zero(d)};
     const BitsVector code =
         encode<uint8_t, false, Path::kClamp>(constants, wanted, one, one, unused);
-    const BitsVector scale = encode<float, false, Path::kClamp>(constants, wanted, one, one, unused);
+    const BitsVector scale =
+        encode<float, false, Path::kClamp>(constants, wanted, one, one, unused);
     const FloatVector factor = hn::Div(inverse, as_float(scale));
     hn::Store(as_float(hn::IfThenElse(poisoned, splat(bits::kQuietNan), scale)), d, s.scale + i);
     hn::Store(as_float(hn::IfThenZeroElse(poisoned, as_bits(factor))), d, s.factor + i);
@@ -115,8 +117,8 @@ void ChooseNvfp4Scales(const Nvfp4Problem& p, Nvfp4Scales& s, int64_t blocks, ui
     const auto over = hn::Gt(hn::Mul(as_float(finite), factor), largest);
     count(saturating, hn::RebindMask(db, over));
     count(floor, hn::Gt(hn::And(finite, splat(bits::kFraction)), splat(e2m1.max_fraction)));
-    const BitsVector byte = hn::ShiftRight<bits::kFractionBits>(
-        as_bits(hn::Mul(as_float(scale), tensor_scale)));
+    const BitsVector byte =
+        hn::ShiftRight<bits::kFractionBits>(as_bits(hn::Mul(as_float(scale), tensor_scale)));
     const auto counted = hn::Ne(finite, splat(0));
     least_byte = hn::Min(least_byte, hn::IfThenElse(counted, byte, splat(255)));
     most_byte = hn::Max(most_byte, hn::IfThenElseZero(counted, byte));
@@ -136,8 +138,8 @@ void ChooseNvfp4Scales(const Nvfp4Problem& p, Nvfp4Scales& s, int64_t blocks, ui
 
 /// Sums of a piece, lane by lane. Energies are in units of the tensor scale.
 struct Sums {
-  Energies energies = {hn::Zero(FloatTag()), hn::Zero(FloatTag())};
-  BitsVector underflows = splat(0), saturations = splat(0);
+  Energies energies;
+  BitsVector underflows, saturations;
 };
 
 /// Encodes the kPacked elements at `x`.
@@ -161,12 +163,11 @@ HWY_INLINE void encode_pack(const Constants& constants, const T* x, const Nvfp4S
     if constexpr (kStochastic) {
       const auto subnormal = hn::Lt(size, splat(1u << bits::kFractionBits));
       element = hn::IfThenElse(subnormal, hn::And(element, splat(bits::kSign)), element);
-      packed[v] =
-          encode_at_random<Out, false>(constants, element, as_bits(random[v]), factors[v],
-                                       scales[v], energies, sums.underflows);
+      packed[v] = encode_at_random<Out, false>(constants, element, as_bits(random[v]), factors[v],
+                                               scales[v], energies, sums.underflows);
     } else {
-      packed[v] = encode<Out, false, Path::kClamp>(constants, element, factors[v], scales[v],
-                                                   energies);
+      packed[v] =
+          encode<Out, false, Path::kClamp>(constants, element, factors[v], scales[v], energies);
       const BitsVector kept =
           hn::And(packed[v], splat(std::is_same_v<Out, uint8_t> ? 7 : bits::kMagnitude));
       const auto vanished = hn::And(hn::Ne(size, splat(0)), hn::Eq(kept, splat(0)));
@@ -184,8 +185,8 @@ HWY_INLINE void encode_pack(const Constants& constants, const T* x, const Nvfp4S
     }
     sums.energies.signal = hn::MulAdd(energies.signal, weight, sums.energies.signal);
     sums.energies.error = hn::MulAdd(energies.error, weight, sums.energies.error);
-    const auto over = hn::And(
-        counts, hn::Gt(hn::Mul(as_float(size), factors[v]), as_float(constants.max_bits)));
+    const auto over =
+        hn::And(counts, hn::Gt(hn::Mul(as_float(size), factors[v]), as_float(constants.max_bits)));
     sums.saturations =
         hn::Sub(sums.saturations, hn::VecFromMask(BitsTag(), hn::RebindMask(BitsTag(), over)));
   }
@@ -200,7 +201,8 @@ void encode_piece(const Nvfp4Problem& p, PieceRange piece, const Nvfp4Scales& co
   const Constants constants = constants_of(f);
   Sink<T, Out, false> sink(f, /*stream=*/false);
   HWY_ALIGN uint32_t memory[kStochastic ? kPieceColumns + kPacked + 4 * kMargin : 1];
-  Sums sums;
+  const FloatVector none = hn::Zero(FloatTag());
+  Sums sums = {{none, none}, splat(0), splat(0)};
   for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
     const int64_t at = row * p.cols + piece.col;
     const T* x = static_cast<const T*>(p.x) + at;
@@ -257,9 +259,8 @@ void transform(const HadamardRows& p, int64_t begin, int64_t end) {
     FloatVector v[kNvfp4Block];
     for (int64_t row = 0; row < kNvfp4Block; ++row) {
       const BitsVector sign = splat((p.signs >> row & 1) != 0 ? bits::kSign : 0);
-      v[row] = row < p.rows
-                   ? as_float(hn::Xor(load_some(x + row * p.cols + col, end - col), sign))
-                   : hn::Zero(d);
+      v[row] = row < p.rows ? as_float(hn::Xor(load_some(x + row * p.cols + col, end - col), sign))
+                            : hn::Zero(d);
     }
     for (int64_t step = 1; step < kNvfp4Block; step *= 2) {
       for (int64_t i = 0; i < kNvfp4Block; ++i) {

@@ -139,8 +139,7 @@ bool emulates_in_bfloat16() {
 at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a,
                                const OperandRecipe& b) {
   const bool instructions = x.is_cuda() || emulates_in_bfloat16();
-  const bool exact =
-      !a.float32_scales && !b.float32_scales && !a.is_nvfp4() && !b.is_nvfp4();
+  const bool exact = !a.float32_scales && !b.float32_scales && !a.is_nvfp4() && !b.is_nvfp4();
   return instructions && exact && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
 }
 

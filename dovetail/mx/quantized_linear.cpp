@@ -106,9 +106,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     kept.by_rows = prologue != nullptr && layer.reads_rows(*prologue, x, weight);
     const at::Tensor input =
         kept.by_rows ? x.contiguous() : as_rows(prologue != nullptr ? prologue->apply(x) : x);
-    const bool needs_column =
-        recipe.format && trains_weight && prologue == nullptr && !layer.input_stays_ &&
-        !recipe.is_nvfp4();
+    const bool needs_column = recipe.format && trains_weight && prologue == nullptr &&
+                              !layer.input_stays_ && !recipe.is_nvfp4();
     kept.column_later = needs_column && layer.leaves_column_to_plan(input);
     const bool keeps_column = needs_column && !kept.column_later;
     if (keeps_column) std::tie(kept.codes, kept.scales) = last_input().find(x, recipe);
@@ -544,7 +543,8 @@ at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weigh
   const bool nvfp4 = std::ranges::any_of(
       kOperands, [&](Operand operand) { return recipe_.of(operand).is_nvfp4(); });
   check(!nvfp4 || !x.is_cuda(),
-        "NVFP4 is implemented on the CPU; use another recipe (mxfp4), or move model and x there", x);
+        "NVFP4 is implemented on the CPU; use another recipe (mxfp4), or move model and x there",
+        x);
   if (gemm_ == Gemm::kNative) {
     std::string obstacle = native_obstacle(recipe_, weight.size(1), weight.size(0));
     if (obstacle.empty() && !x.is_meta()) obstacle = native_obstacle(native_device(x.device()));

@@ -144,7 +144,8 @@ OperandRecipe make_operand(const RecipeSection& recipe,
   OperandRecipe result;
   if (section.format == kNone) {
     check(section.rounding == unset.rounding && section.blocks == unset.blocks &&
-              section.history == unset.history && section.scale_mode == unset.scale_mode && section.hadamard == unset.hadamard,
+              section.history == unset.history && section.scale_mode == unset.scale_mode &&
+              section.hadamard == unset.hadamard,
           "has options of quantization, but format = \"none\"", "leave them out, or name a format");
     return result;
   }
@@ -220,18 +221,20 @@ void RecipeSection::OperandSection::describe(Section& s) {
   s.value("format", format,
           "Format of the elements; none: high precision, as in the rest of the model")
       .choices({"none", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1", "mxint8"});
-  s.value("blocks", blocks,
-          "Elements that share a scale. Microscaling: 1x32 along the reduction, or 32x32 of a "
-          "weight. FP8: 1x128 along the reduction, 128x128 of a weight, or the whole tensor. NVFP4: "
-          "1x16 along the reduction, or 16x16 of a weight")
+  s.value(
+       "blocks", blocks,
+       "Elements that share a scale. Microscaling: 1x32 along the reduction, or 32x32 of a "
+       "weight. FP8: 1x128 along the reduction, 128x128 of a weight, or the whole tensor. NVFP4: "
+       "1x16 along the reduction, or 16x16 of a weight")
       .choices(std::vector<std::string>(kBlocks.begin(), kBlocks.end()));
-  s.value("scale_mode", scale_mode,
-          "Rule for a scale by the block's largest magnitude. Powers of two: round_up (arXiv "
-          "2506.08027), floor (OCP v1.0), ceil and even (as in torchao). float32: a scale that "
-          "fills the format's range, only for FP8. e4m3: E4M3 scales relative to a float32 scale of "
-          "the tensor, only for NVFP4")
-      .choices({"round_up", "floor", "ceil", "even", std::string(kFloat32),
-                std::string(kE4M3Scales)});
+  s.value(
+       "scale_mode", scale_mode,
+       "Rule for a scale by the block's largest magnitude. Powers of two: round_up (arXiv "
+       "2506.08027), floor (OCP v1.0), ceil and even (as in torchao). float32: a scale that "
+       "fills the format's range, only for FP8. e4m3: E4M3 scales relative to a float32 scale of "
+       "the tensor, only for NVFP4")
+      .choices(
+          {"round_up", "floor", "ceil", "even", std::string(kFloat32), std::string(kE4M3Scales)});
   s.value("history", history,
           "Delayed scaling of whole tensors: number of earlier steps whose largest magnitude sets "
           "the scale; 0: the tensor's own magnitude")
@@ -257,12 +260,12 @@ void RecipeSection::describe(Section& s) {
 
 Recipe make_recipe(const RecipeSection& section) {
   Recipe made = {
-          .name = section.name,
-          .help = section.help,
-          .linear = {.weight = make_operand(section, section.weight, Operand::kWeight),
-                     .activation = make_operand(section, section.activation, Operand::kActivation),
-                     .gradient = make_operand(section, section.gradient, Operand::kGradient)},
-          .high_precision_ends = section.high_precision_ends};
+      .name = section.name,
+      .help = section.help,
+      .linear = {.weight = make_operand(section, section.weight, Operand::kWeight),
+                 .activation = make_operand(section, section.activation, Operand::kActivation),
+                 .gradient = make_operand(section, section.gradient, Operand::kGradient)},
+      .high_precision_ends = section.high_precision_ends};
   check_hadamard(made.linear, fmt::format("precision recipe \"{}\"", section.name));
   return made;
 }
@@ -270,11 +273,10 @@ Recipe make_recipe(const RecipeSection& section) {
 void check_hadamard(const LinearRecipe& recipe, std::string_view of) {
   if (recipe.activation.hadamard == recipe.gradient.hadamard) return;
   const bool activation = recipe.activation.hadamard;
-  throw UserError(
-      fmt::format("{}: {} has a Hadamard transform, but {} has none", of,
-                  name(activation ? Operand::kActivation : Operand::kGradient),
-                  name(activation ? Operand::kGradient : Operand::kActivation)),
-      "set hadamard for both, or for neither; an override must name both tensors");
+  throw UserError(fmt::format("{}: {} has a Hadamard transform, but {} has none", of,
+                              name(activation ? Operand::kActivation : Operand::kGradient),
+                              name(activation ? Operand::kGradient : Operand::kActivation)),
+                  "set hadamard for both, or for neither; an override must name both tensors");
 }
 
 const std::vector<Recipe>& built_in_recipes() {

@@ -282,8 +282,8 @@ nlohmann::ordered_json Quantization::statistics(int64_t step) const {
                          {"format", mx::name(*how.format)},
                          {"blocks", mx::name(how.blocks)},
                          {"scale_mode", how.float32_scales ? "float32"
-                                        : how.is_nvfp4()  ? "e4m3"
-                                                          : mx::name(how.scale_mode)},
+                                        : how.is_nvfp4()   ? "e4m3"
+                                                           : mx::name(how.scale_mode)},
                          {"underflow", s.underflow_fraction()},
                          {"saturation", s.saturation_fraction()},
                          {"saturating_blocks", of_blocks(s.saturating_blocks)},

@@ -11,9 +11,8 @@ which lists the valid names.
 import fnmatch
 
 import torch
-from torch import Tensor, nn
-
 from dovetail.mx.nvfp4 import nvfp4_dequantize, nvfp4_hadamard, nvfp4_quantize
+from torch import Tensor, nn
 
 __all__ = [
     "Linear",
