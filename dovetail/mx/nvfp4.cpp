@@ -18,12 +18,12 @@ namespace dovetail::mx {
 
 namespace {
 
-struct Layout {
+struct Nvfp4Layout {
   int64_t rows, cols, row_block, col_block;
 };
 
 /// Views a tensor of these sizes as a matrix in which each block is a rectangle.
-Layout layout_of(at::IntArrayRef sizes, Nvfp4Blocks blocks) {
+Nvfp4Layout layout_of(at::IntArrayRef sizes, Nvfp4Blocks blocks) {
   const int64_t elements = c10::multiply_integers(sizes);
   const int64_t rows =
       blocks == Nvfp4Blocks::kColumn ? sizes[0] : elements / std::max<int64_t>(sizes.back(), 1);
@@ -88,7 +88,7 @@ Nvfp4 quantize_nvfp4(const at::Tensor& x_in, const Nvfp4Spec& spec) {
   const TraceSpan span("dovetail::quantize_nvfp4");
   ops::simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
   const at::Tensor x = x_in.detach().contiguous();
-  const Layout layout = layout_of(x.sizes(), spec.blocks);
+  const Nvfp4Layout layout = layout_of(x.sizes(), spec.blocks);
   const auto bytes = x.options().dtype(at::kByte);
   const at::Tensor scales = at::empty(nvfp4_scale_sizes(x.sizes(), spec.blocks), bytes);
   Nvfp4 out;
@@ -142,7 +142,7 @@ at::Tensor dequantize(const Nvfp4Tensor& x, at::ScalarType dtype) {
     e2m1[code] = decoded(Format::kE2M1);
     e4m3[code] = decoded(Format::kE4M3);
   }
-  const Layout l = layout_of(x.codes.sizes(), x.blocks);
+  const Nvfp4Layout l = layout_of(x.codes.sizes(), x.blocks);
   const int64_t across = (l.cols + l.col_block - 1) / l.col_block;
   const at::Tensor codes_in = x.codes.contiguous(), scales_in = x.scales.contiguous();
   const at::Tensor y = at::empty(x.codes.sizes(), codes_in.options().dtype(at::kFloat));

@@ -80,9 +80,8 @@ at::Tensor library_random_hadamard(const at::Tensor& x, int64_t seed) {
 
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   dovetail::define<
-      "nvfp4_quantize(Tensor x, Tensor? tensor_scale=None, bool scales_tensor=True, str "
-      "blocks=\"1x16\", str non_finite=\"poison\", str rounding=\"nearest_even\", int seed=0) -> "
-      "(Tensor, Tensor, Tensor?)",
+      "nvfp4_quantize(Tensor x, Tensor? tensor_scale, bool scales_tensor, str blocks, str "
+      "non_finite, str rounding, int seed) -> (Tensor, Tensor, Tensor?)",
       dovetail::mx::library_nvfp4_quantize>(m);
   dovetail::define<
       "nvfp4_dequantize(Tensor codes, Tensor scales, Tensor? tensor_scale=None, str "

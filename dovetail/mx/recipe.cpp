@@ -86,7 +86,7 @@ gradient = { format = "e2m1", rounding = "stochastic" }
 # arXiv 2509.25149 keeps more blocks at the model's end than at its beginning in high precision.
 [[recipe]]
 name = "nvfp4"
-help = "NVFP4 as in arXiv 2509.25149: weights in 16x16 blocks, Hadamard transform for weight gradients, stochastic gradients; first and last block in high precision"
+help = "NVFP4 as in arXiv 2509.25149: 16x16 blocks of weights, Hadamard transform, stochastic gradients; first and last block in high precision"
 high_precision_ends = 1
 weight = { format = "e2m1", blocks = "16x16", scale_mode = "e4m3" }
 activation = { format = "e2m1", blocks = "1x16", scale_mode = "e4m3", hadamard = true }
