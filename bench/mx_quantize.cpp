@@ -1,12 +1,13 @@
 // One side of bench/mx_quantize.py: quantizes and copies on request. Reads one command per line
 // from its input. Answers each with one line of JSON:
 //
-//   time CASE DTYPE   CASE memcpy, row, column, both, random or new; DTYPE fp32 or bf16
+//   time CASE DTYPE   CASE memcpy, row, column, both, random, new or nvfp4; DTYPE fp32 or bf16
 //                     -> {"seconds": ..., "bytes": ...}
 //
 // All cases except `new` write to existing memory. `new` is `row` with its allocation, as in the
-// peers. `random` is `row` with stochastic rounding. Bytes are bytes read plus bytes written. The
-// first output line describes the program.
+// peers. `random` is `row` with stochastic rounding. `nvfp4` is `new` in NVFP4 instead of the
+// program's format, with a tensor scale. It reads x twice, which counts once. Bytes are bytes read
+// plus bytes written. The first output line describes the program.
 //
 // layer: mx
 #include <ATen/ATen.h>
@@ -24,6 +25,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/mx/nvfp4.h"
 #include "dovetail/mx/quantize.h"
 #include "dovetail/ops/simd_level.h"
 
@@ -66,9 +68,14 @@ class Bench {
       copy_bytes(x, copy_);
       return {{"seconds", now_seconds() - begin}, {"bytes", 2 * bytes}};
     }
+    if (name == "nvfp4") {
+      const mx::Nvfp4 out = mx::quantize_nvfp4(x);
+      bytes += out.tensor.codes.numel() + out.tensor.scales.numel();
+      return {{"seconds", now_seconds() - begin}, {"bytes", bytes}};
+    }
     user_check(
         name == "row" || name == "column" || name == "both" || name == "random" || name == "new",
-        "no case is named \"{}\"; use memcpy, row, column, both, random or new", name);
+        "no case is named \"{}\"; use memcpy, row, column, both, random, new or nvfp4", name);
     spec_.copies = name == "both"     ? mx::Copies::kRowAndColumn
                    : name == "column" ? mx::Copies::kColumn
                                       : mx::Copies::kRow;

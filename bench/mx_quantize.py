@@ -8,7 +8,7 @@ A 4096 x 4096 tensor in FP32 and in BF16. Sides take turns within a round, and t
 - memcpy
 - Dovetail row-wise, column-wise and both from one read, with statistics, into existing memory like memcpy
 - Dovetail row-wise with stochastic rounding (`random`)
-- Dovetail row-wise with its allocation (`new`)
+- Dovetail row-wise with its allocation (`new`), and the same to NVFP4 with a tensor scale (`nvfp4`)
 - torchao's `to_mx` (row-wise, round-up scales, no statistics), eager and under torch.compile; both allocate
 
 Rates count the bytes read plus the bytes written, of every side. Claims are the shares of memcpy's rate and the
@@ -26,7 +26,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ENGINE = ROOT / "build/release/bin/bench_mx_quantize"
-CASES = ["memcpy", "row", "column", "both", "random", "new"]
+CASES = ["memcpy", "row", "column", "both", "random", "new", "nvfp4"]
 CLAIMS = {"avx512": {"row": 0.60, "both": 0.40}, "avx2": {"row": 0.35}, "scalar": {}}
 PEER_CLAIMS = {"eager": 15.0, "compile": 2.0}
 

@@ -369,7 +369,8 @@ std::string LinearGroup::obstacle(std::span<const Linear* const> linears, at::Sc
   if (!narrow) return fmt::format("{} is no dtype of a quantized Linear", c10::toString(dtype));
   if (quantized->gemm_ == Gemm::kNative) return "native products are made one by one";
   for (const Operand operand : kOperands) {
-    if (recipe.of(operand).format && recipe.of(operand).blocks == Blocks::kTensor)
+    const OperandRecipe& one = recipe.of(operand);
+    if (one.format && (one.blocks == Blocks::kTensor || one.is_nvfp4()))
       return "the scale of a whole tensor multiplies the products of one Linear";
     if (device.is_cuda() && recipe.of(operand).format && !recipe.of(operand).is_microscaling())
       return "FP8 products on a GPU are made one by one";

@@ -6,7 +6,9 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/rng.h"
 #include "dovetail/mx/float8.h"
+#include "dovetail/mx/nvfp4.h"
 #include "dovetail/mx/quantize.h"
 #include "dovetail/ops/simd_level.h"
 
@@ -37,15 +39,16 @@ OperandCopies quantize_microscaling(const X& x, const OperandRecipe& recipe,
   const QuantizeSpec spec = spec_of(recipe, request);
   const Quantized made = quantize(x, spec);
   if (made.square_values.defined())
-    return {made.square_values, made.square_values, 1, {}, {}, made.square_statistics, {}, {}};
-  return {made.row_values,
-          made.column_values,
-          1,
-          made.column.codes(),
-          made.column.scales(),
-          request.row ? made.row_statistics : made.column_statistics,
-          made.row,
-          made.column};
+    return {.row = made.square_values,
+            .column = made.square_values,
+            .statistics = made.square_statistics};
+  return {.row = made.row_values,
+          .column = made.column_values,
+          .codes = made.column.codes(),
+          .scales = made.column.scales(),
+          .statistics = request.row ? made.row_statistics : made.column_statistics,
+          .row_codes = made.row,
+          .column_codes = made.column};
 }
 
 Float8Blocks float8_blocks(const OperandRecipe& recipe, bool along_rows) {
@@ -81,11 +84,42 @@ OperandCopies quantize_float8(const at::Tensor& x, const OperandRecipe& recipe,
   copies.statistics = made.statistics;
   if (request.row) copies.row = made.values;
   if (request.column) copies.column = request.row && lines ? made.second.values : made.values;
-  if (spec.unscaled) copies.scale = made.tensor.scales.item<float>();
+  if (spec.unscaled) copies.row_scale = copies.column_scale = made.tensor.scales.item<float>();
   if (request.kept) {
     const Float8Tensor& kept = numbers ? made.second.tensor : made.tensor;
     copies.codes = kept.codes;
     copies.scales = kept.scales;
+  }
+  return copies;
+}
+
+OperandCopies quantize_nvfp4(const at::Tensor& x, const OperandRecipe& recipe,
+                             const OperandRequest& request) {
+  DOVETAIL_CHECK(!request.kept && !request.as_codes, "NVFP4 makes numbers");
+  Nvfp4Spec spec = {.rounding = recipe.rounding, .seed = request.seed, .values = true};
+  OperandCopies copies;
+  if (recipe.blocks == Blocks::k16x16) {
+    spec.blocks = Nvfp4Blocks::kSquare;
+    const Nvfp4 made = quantize_nvfp4(x, spec);
+    copies.row = copies.column = made.values;
+    copies.row_scale = copies.column_scale = made.tensor.tensor_scale.item<float>();
+    copies.statistics = made.statistics;
+    return copies;
+  }
+  if (request.row) {
+    const Nvfp4 made = quantize_nvfp4(x, spec);
+    copies.row = made.values;
+    copies.row_scale = made.tensor.tensor_scale.item<float>();
+    copies.statistics = made.statistics;
+  }
+  if (request.column) {
+    spec.blocks = Nvfp4Blocks::kColumn;
+    // The copies round independently.
+    spec.seed = mix_seed(request.seed, 1);
+    const Nvfp4 made = quantize_nvfp4(recipe.hadamard ? random_hadamard(x) : x, spec);
+    copies.column = made.values;
+    copies.column_scale = made.tensor.tensor_scale.item<float>();
+    if (!request.row) copies.statistics = made.statistics;
   }
   return copies;
 }
@@ -141,6 +175,7 @@ GroupCopies quantize_operands(std::span<const ops::MadeRows> xs, const OperandRe
 
 OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
                                const OperandRequest& request) {
+  if (recipe.is_nvfp4()) return quantize_nvfp4(x, recipe, request);
   return recipe.is_microscaling() ? quantize_microscaling(x, recipe, request)
                                   : quantize_float8(x, recipe, request);
 }
@@ -162,7 +197,7 @@ OperandCopies dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
   const Float8Tensor kept{codes, scales, *recipe.format, float8_blocks(recipe, false)};
   const bool unscaled = leaves_scale(codes, recipe);
   copies.column = unscaled ? dequantize_unscaled(kept, dtype) : dequantize(kept, dtype);
-  if (unscaled) copies.scale = scales.item<float>();
+  if (unscaled) copies.column_scale = scales.item<float>();
   return copies;
 }
 
@@ -174,7 +209,7 @@ at::ScalarType emulation_dtype(const at::Tensor& x, const OperandRecipe& a,
                                const OperandRecipe& b) {
   const bool instructions = x.is_cuda() || emulates_in_bfloat16();
   const auto exact = [&](const OperandRecipe& recipe) {
-    return !recipe.float32_scales || leaves_scale(x, recipe);
+    return !recipe.is_nvfp4() && (!recipe.float32_scales || leaves_scale(x, recipe));
   };
   return instructions && exact(a) && exact(b) && x.scalar_type() == at::kBFloat16 ? at::kBFloat16
                                                                                   : at::kFloat;

@@ -38,16 +38,18 @@ struct OperandCopies {
   /// `column` are the same tensor if rows and columns share their scales: square blocks, or one
   /// scale for x.
   at::Tensor row, column;
-  /// Factor that the numbers in `row` and `column` lack. It is the scale of the whole tensor on a
-  /// CPU, and otherwise 1. Products are multiplied by it.
-  double scale = 1;
+  /// Factors that the numbers in `row` and in `column` lack. A product is multiplied by the factors
+  /// of both its operands. On a CPU they are the scale of the whole tensor in FP8 and NVFP4.
+  double row_scale = 1, column_scale = 1;
   at::Tensor codes, scales;  ///< codes and scales of the result `kept`
   /// Statistics of the quantization along rows, or along columns if `row` was not requested.
   Statistics statistics;
   MXTensor row_codes, column_codes;  ///< results with `as_codes`, in place of `row` and `column`
 };
 
-/// Quantizes x (rows, cols), float32 or bfloat16. `recipe.format` must be set.
+/// Quantizes x (rows, cols), float32 or bfloat16. `recipe.format` must be set. With
+/// `recipe.hadamard`, `column` is made from the random Hadamard transform of x, and its rows are a
+/// multiple of 16. NVFP4 makes no `kept`.
 OperandCopies quantize_operand(const at::Tensor& x, const OperandRecipe& recipe,
                                const OperandRequest& request);
 
@@ -76,7 +78,7 @@ GroupCopies quantize_operands(std::span<const ops::MadeRows> xs, const OperandRe
                               std::span<const OperandRequest> requests, at::ScalarType dtype);
 
 /// Returns the numbers that the codes and scales of a result `kept` stand for, as `dtype`, in
-/// `column`, with their `scale`.
+/// `column`, with their `column_scale`.
 OperandCopies dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
                               const OperandRecipe& recipe, at::ScalarType dtype);
 
@@ -87,7 +89,7 @@ bool emulates_in_bfloat16();
 /// Returns the dtype in which to emulate a product of two operands, quantized by recipes `a` and
 /// `b`. Every step except the FP32 sums is exact in this dtype. The dtype is bfloat16 if
 /// - x is bfloat16,
-/// - all scales are powers of two, or on a CPU the scale of a whole tensor (OperandCopies::scale),
+/// - all scales are powers of two, or on a CPU the scale of a whole tensor in FP8. NVFP4 has others.
 /// - x is on a GPU, or `emulates_in_bfloat16()` is true.
 ///
 /// Otherwise it is float32.

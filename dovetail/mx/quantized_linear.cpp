@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -50,18 +51,19 @@ std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const Operan
   return {made[0], made[1]};
 }
 
-/// Returns scale * (a @ b), plus bias, as `dtype`, with a or b transposed if `options` ask for it.
-/// Both operands have the same dtype. The result is rounded once.
+/// Returns a @ b times both scales, plus bias, as `dtype`. `options` may transpose a or b, which have
+/// the same dtype. Scales are OperandCopies' of a and b.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, ops::GemmOptions options,
-                   at::ScalarType dtype, double scale) {
-  if (scale == 1) return ops::gemm(a, b, options).to(dtype);
+                   at::ScalarType dtype, std::array<double, 2> scales) {
+  if (scales[0] == 1 && scales[1] == 1) return ops::gemm(a, b, options).to(dtype);
   const at::Tensor bias = std::exchange(options.bias, {});
   if (a.scalar_type() == at::kBFloat16)  // ATen multiplies and adds before it rounds
     return at::addmm(bias.defined() ? bias : at::zeros({}, a.options()),
                      options.transpose_a ? a.t() : a, options.transpose_b ? b.t() : b,
-                     bias.defined() ? 1 : 0, scale)
+                     bias.defined() ? 1 : 0, scales[0] * scales[1])
         .to(dtype);
-  at::Tensor y = ops::gemm(a, b, options).mul_(scale);
+  // One after the other, since the product of the scales can underflow in float32.
+  at::Tensor y = ops::gemm(a, b, options).mul_(scales[0]).mul_(scales[1]);
   if (bias.defined()) y.add_(bias);
   return y.to(dtype);
 }
@@ -101,8 +103,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     kept.by_rows = prologue != nullptr && layer.reads_rows(*prologue, x, weight);
     const at::Tensor input =
         kept.by_rows ? x.contiguous() : as_rows(prologue != nullptr ? prologue->apply(x) : x);
-    const bool needs_column =
-        recipe.format && trains_weight && prologue == nullptr && !layer.input_stays_;
+    const bool needs_column = recipe.format && trains_weight && prologue == nullptr &&
+                              !layer.input_stays_ && !recipe.is_nvfp4();
     kept.column_later = needs_column && layer.leaves_column_to_plan(input);
     const bool keeps_column = needs_column && !kept.column_later;
     if (keeps_column) std::tie(kept.codes, kept.scales) = last_input().find(x, recipe);
@@ -272,7 +274,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       y = product(
           input.row.to(dtype), of_weight.row.to(dtype),
           {.transpose_b = true, .bias = bias.defined() ? bias.to(dtype).contiguous() : bias},
-          x.scalar_type(), input.scale * of_weight.scale);
+          x.scalar_type(), {input.row_scale, of_weight.row_scale});
     }
     return {y, input.codes, input.scales, statistics.rstd, statistics.mean, {}};
   }
@@ -374,7 +376,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       dweight = layer.gemm_ == Gemm::kNative
                     ? native_product(of_dy.column_codes, of_x.column_codes, made)
                     : product(of_dy.column.to(of_dw), of_x.column.to(of_dw), {.transpose_a = true},
-                              made, of_dy.scale * of_x.scale);
+                              made, {of_dy.column_scale, of_x.column_scale});
     }
     of_dy.column.reset();
     of_dy.column_codes = {};
@@ -384,7 +386,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
       dinput = layer.gemm_ == Gemm::kNative
                    ? native_product(of_dy.row_codes, of_weight.column_codes, made)
                    : product(of_dy.row.to(of_dx), of_weight.column.to(of_dx), {}, made,
-                             of_dy.scale * of_weight.scale);
+                             {of_dy.row_scale, of_weight.column_scale});
     }
     of_dy = {};
     if (wanted.bias) dbias = ops::column_sums(dy);
@@ -546,6 +548,11 @@ at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weigh
         "bias must be (out)", bias);
   check(prologue != nullptr || x.size(-1) == weight.size(1),
         "the last size of x must be weight's second", x);
+  const bool nvfp4 = std::ranges::any_of(
+      kOperands, [&](Operand operand) { return recipe_.of(operand).is_nvfp4(); });
+  check(!nvfp4 || !x.is_cuda(),
+        "NVFP4 is implemented on the CPU; use another recipe (mxfp4), or move model and x there",
+        x);
   if (gemm_ == Gemm::kNative) {
     std::string obstacle = native_obstacle(recipe_, weight.size(1), weight.size(0));
     if (obstacle.empty() && !x.is_meta()) obstacle = native_obstacle(native_device(x.device()));

@@ -46,7 +46,8 @@ struct LinearStatistics {
 /// Row and column copies come from one read of a tensor. An activation or norm that precedes the
 /// product can be passed as its prologue. For backward, only the column copy of x is kept.
 /// Consecutive Linears that read the same x share this copy. In two cases, another tensor is kept
-/// instead, and backward makes the column copy from that tensor:
+/// instead, and backward makes the column copy from that tensor. With NVFP4 (nvfp4.h) that is
+/// always so:
 /// - x itself, if it stays in memory anyway (`input_stays`),
 /// - the prologue's input, which the prologue's own backward needs anyway.
 ///
@@ -62,7 +63,8 @@ struct LinearStatistics {
 ///   bfloat16, three FP8 operands, and sizes divisible by 16 (by 128 with blocks). One scale for
 ///   the whole tensor needs compute capability 8.9 or later; blocks of 128 need 9.0.
 /// - All other products are emulated: operands are dequantized to `emulation_dtype` (operand.h), in
-///   which they are exact. Sums are in FP32.
+///   which they are exact. Sums are in FP32. Tensor scales of NVFP4 multiply these sums. NVFP4
+///   runs on the CPU only.
 ///
 /// The weight's copies are not kept between products. Quantizing the weight again takes less time
 /// than dequantizing a copy.

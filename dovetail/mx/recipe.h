@@ -20,8 +20,10 @@ namespace dovetail::mx {
 ///   k1x128    FP8: 128 elements along the reduction of each product
 ///   k128x128  FP8 of weights: 128 x 128 elements
 ///   kTensor   FP8: the whole tensor
-enum class Blocks { k1x32, k32x32, k1x128, k128x128, kTensor };
-/// Returns "1x32", "32x32", "1x128", "128x128" or "tensor".
+///   k1x16     NVFP4 (nvfp4.h): 16 elements along the reduction of each product
+///   k16x16    NVFP4 of weights: 16 x 16 elements, with one copy for all products
+enum class Blocks { k1x32, k32x32, k1x128, k128x128, kTensor, k1x16, k16x16 };
+/// Returns "1x32", "32x32", "1x128", "128x128", "tensor", "1x16" or "16x16".
 std::string_view name(Blocks blocks);
 
 /// Quantization of one operand of a Linear's products. If `format` is not set, the operand stays in
@@ -34,10 +36,14 @@ struct OperandRecipe {
   /// Delayed scaling, for kTensor only: number of earlier steps whose largest magnitude sets the
   /// scale. 0: the tensor's own largest magnitude sets the scale.
   int64_t history = 0;
-  /// kStochastic is allowed only for gradients in microscaling formats.
+  /// kStochastic is allowed only for gradients in microscaling formats and NVFP4.
   Rounding rounding = Rounding::kNearestEven;
+  /// NVFP4 only: random Hadamard transform (nvfp4.h) of the operand in the product that gives the
+  /// weight's gradient. Both operands of the product must have it.
+  bool hadamard = false;
 
   bool is_microscaling() const { return blocks == Blocks::k1x32 || blocks == Blocks::k32x32; }
+  bool is_nvfp4() const { return blocks == Blocks::k1x16 || blocks == Blocks::k16x16; }
   bool operator==(const OperandRecipe&) const = default;
 };
 
@@ -76,6 +82,7 @@ struct RecipeSection {
     std::string scale_mode = "round_up";
     int64_t history = 0;
     std::string rounding = "nearest_even";
+    bool hadamard = false;
     void describe(Section& s);
   };
   std::string name, help;
@@ -90,8 +97,14 @@ struct RecipeSection {
 /// - a float32 scale for blocks of 32,
 /// - FP8 blocks with an element format or scale mode that FP8 lacks,
 /// - delayed scaling of blocks,
+/// - NVFP4 blocks with another format than E2M1 or another scale mode than "e4m3", and the reverse,
+/// - a Hadamard transform of a weight, outside NVFP4, or of one operand alone,
 /// - options of an operand with format "none".
 Recipe make_recipe(const RecipeSection& section);
+
+/// Throws UserError that begins with `of` if only one of activation and gradient has a Hadamard
+/// transform. Their product would then be wrong.
+void check_hadamard(const LinearRecipe& recipe, std::string_view of);
 
 /// Returns the recipes that come with Dovetail: "bf16", which quantizes nothing, and recipes that
 /// quantize.

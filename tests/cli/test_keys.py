@@ -395,6 +395,7 @@ ENTRIES = {
                     "scale_mode": '"floor"',
                     "history": "4",
                     "rounding": '"stochastic"',
+                    "hadamard": "true",
                 }.items()
             },
         },

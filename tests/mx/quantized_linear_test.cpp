@@ -96,6 +96,7 @@ void expect_no_bit_changed(const LinearRecipe& of) {
 TEST(QuantizedLinear, APrologueChangesNoBit) {
   expect_no_bit_changed(recipe());
   expect_no_bit_changed(recipe("fp8_block"));  // its quantizer reads whole tensors
+  expect_no_bit_changed(recipe("nvfp4"));
   LinearRecipe gradient_alone;
   gradient_alone.gradient = recipe().gradient;
   expect_no_bit_changed(gradient_alone);

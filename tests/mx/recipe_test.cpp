@@ -65,6 +65,17 @@ TEST(Recipe, Float8IsHybridByTensorAndE4M3ByBlock) {
   EXPECT_EQ(built_in("fp8_block_float32"), (LinearRecipe{square, row, row}));
 }
 
+TEST(Recipe, Nvfp4HasSquareWeightsAndTransformedStochasticGradients) {
+  const OperandRecipe row = {.format = Format::kE2M1, .blocks = Blocks::k1x16};
+  EXPECT_EQ(built_in("nvfp4_plain"), (LinearRecipe{row, row, row}));
+  LinearRecipe full = {row, row, row};
+  full.weight.blocks = Blocks::k16x16;
+  full.activation.hadamard = full.gradient.hadamard = true;
+  full.gradient.rounding = Rounding::kStochastic;
+  EXPECT_EQ(built_in("nvfp4"), full);
+  EXPECT_EQ(find_recipe(built_in_recipes(), "nvfp4").high_precision_ends, 1);
+}
+
 TEST(Recipe, WhatCannotBeIsNamed) {
   const auto refusal = [](auto change) {
     RecipeSection section{.name = "mine"};
@@ -99,6 +110,37 @@ TEST(Recipe, WhatCannotBeIsNamed) {
                 s.gradient = {.blocks = "tensor", .rounding = "stochastic"};
               }),
               HasSubstr("stochastic"));
+  const RecipeSection::OperandSection nvfp4 = {
+      .format = "e2m1", .blocks = "1x16", .scale_mode = "e4m3"};
+  const auto refused_nvfp4 = [&](auto change) {
+    return refusal([&](RecipeSection& s) {
+      s.weight = s.activation = s.gradient = nvfp4;
+      change(s);
+    });
+  };
+  EXPECT_EQ(refused_nvfp4([](RecipeSection&) {}), "accepted");
+  EXPECT_THAT(refused_nvfp4([](RecipeSection& s) { s.weight.format = "e4m3"; }),
+              AllOf(HasSubstr("weight cannot be e4m3"), HasSubstr("use e2m1")));
+  EXPECT_THAT(refused_nvfp4([](RecipeSection& s) { s.weight.scale_mode = "round_up"; }),
+              HasSubstr("cannot have scale_mode = \"round_up\" in blocks of 1x16"));
+  EXPECT_THAT(refused_nvfp4([](RecipeSection& s) { s.weight.blocks = "1x32"; }),
+              HasSubstr("cannot have scale_mode = \"e4m3\" in blocks of 1x32"));
+  EXPECT_THAT(refused_nvfp4([](RecipeSection& s) { s.activation.blocks = "16x16"; }),
+              HasSubstr("activation cannot have blocks of 16x16"));
+  EXPECT_THAT(refused_nvfp4([](RecipeSection& s) { s.weight.hadamard = true; }),
+              HasSubstr("weight cannot have a Hadamard transform"));
+  EXPECT_THAT(refused_nvfp4([](RecipeSection& s) { s.activation.hadamard = true; }),
+              HasSubstr("activation has a Hadamard transform, but gradient has none"));
+  EXPECT_THAT(refused_nvfp4([](RecipeSection& s) { s.gradient.hadamard = true; }),
+              HasSubstr("gradient has a Hadamard transform, but activation has none"));
+  EXPECT_THAT(refused_nvfp4([](RecipeSection& s) { s.activation.rounding = "stochastic"; }),
+              HasSubstr("activation cannot be rounded stochastically"));
+  EXPECT_THAT(refused_nvfp4([](RecipeSection& s) { s.gradient.history = 4; }),
+              HasSubstr("delayed"));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.gradient.hadamard = true; }),
+              HasSubstr("gradient cannot have a Hadamard transform"));
+  EXPECT_THAT(refusal([](RecipeSection& s) { s.gradient = {.format = "none", .hadamard = true}; }),
+              HasSubstr("none"));
   EXPECT_EQ(refusal([](RecipeSection& s) { s.weight.blocks = "32x32"; }), "accepted");
   EXPECT_EQ(refusal([](RecipeSection& s) { s.gradient.rounding = "stochastic"; }), "accepted");
 }

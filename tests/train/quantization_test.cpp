@@ -219,6 +219,19 @@ TEST(Quantization, ARecipeThatQuantizesNothingNamesTheLayersAndAWayOut) {
             "accepted");
 }
 
+TEST(Quantization, AnOverrideOfOneTransformedOperandIsRefused) {
+  const std::string entry =
+      "[[precision.recipes]]\nname = \"mine\"\n"
+      "activation = { format = \"e2m1\", blocks = \"1x16\", scale_mode = \"e4m3\", hadamard = true "
+      "}\n"
+      "gradient = { format = \"e2m1\", blocks = \"1x16\", scale_mode = \"e4m3\", hadamard = true "
+      "}\n"
+      "[[precision.override]]\nlayers = \"blocks.1.ffn.up\"\nrecipe = \"mine\"\n";
+  EXPECT_EQ(refusal(entry), "accepted");
+  EXPECT_THAT(refusal(entry + "tensors = [\"gradient\"]\n"),
+              AllOf(HasSubstr("blocks.1.ffn.up"), HasSubstr("Hadamard")));
+}
+
 TEST(Quantization, NativeProductsOfWhatTheyCannotBeAreRefused) {
   const auto native = [](const std::string& recipe, const std::string& entries = "") {
     return refusal("[precision]\nrecipe = \"" + recipe + "\"\ngemm = \"native\"\n" + entries,
@@ -230,6 +243,7 @@ TEST(Quantization, NativeProductsOfWhatTheyCannotBeAreRefused) {
                                      HasSubstr("blocks.0.attention.qkv: weight is e2m1"),
                                      HasSubstr("use precision.gemm = \"emulated\"")));
   EXPECT_THAT(native("fp8_block"), HasSubstr("weight has blocks of 128x128"));
+  EXPECT_THAT(native("nvfp4_plain"), HasSubstr("weight is e2m1"));
   const std::string entry =
       "[[precision.override]]\nlayers = \"blocks.1.ffn.up\"\ntensors = \"activation\"\nrecipe = ";
   EXPECT_THAT(native("mxfp8", entry + "\"mxfp6_e3m2\"\n"),

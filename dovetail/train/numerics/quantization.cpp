@@ -207,6 +207,7 @@ Quantization::Quantization(models::GPT& model, const PrecisionSection& config,
     const bool at_end = block < ends || block >= model.config().layers - ends;
     const mx::LinearRecipe begins = at_end ? mx::LinearRecipe{} : base;
     const mx::LinearRecipe recipe = overridden(begins, linear->options().name, config, recipes);
+    mx::check_hadamard(recipe, linear->options().name);
     for (size_t i = 0; i < config.overrides.size(); ++i)
       if (overridden(begins, linear->options().name, config, recipes, &config.overrides[i]) !=
           recipe)
@@ -216,6 +217,11 @@ Quantization::Quantization(models::GPT& model, const PrecisionSection& config,
       const std::string obstacle = mx::native_obstacle(recipe, options.in, options.out);
       if (!obstacle.empty()) throw no_native(fmt::format("{}: {}", options.name, obstacle));
     }
+    const bool nvfp4 = std::ranges::any_of(
+        kOperands, [&](mx::Operand operand) { return recipe.of(operand).is_nvfp4(); });
+    if (nvfp4 && !linear->weight.is_cpu() && !linear->weight.is_meta())
+      throw UserError(fmt::format("{}: NVFP4 on a GPU is not implemented", options.name),
+                      "use precision.recipe = \"mxfp4_stochastic\", or train on the CPU");
     linear->set_recipe(recipe, gemm);
     recipes_.push_back(recipe);
     if (recipe.quantizes()) layers_.push_back(linear);
@@ -288,7 +294,9 @@ nlohmann::ordered_json Quantization::statistics(int64_t step) const {
                          {"tensor", mx::name(operand)},
                          {"format", mx::name(*how.format)},
                          {"blocks", mx::name(how.blocks)},
-                         {"scale_mode", how.float32_scales ? "float32" : mx::name(how.scale_mode)},
+                         {"scale_mode", how.float32_scales ? "float32"
+                                        : how.is_nvfp4()   ? "e4m3"
+                                                           : mx::name(how.scale_mode)},
                          {"underflow", s.underflow_fraction()},
                          {"saturation", s.saturation_fraction()},
                          {"saturating_blocks", of_blocks(s.saturating_blocks)},

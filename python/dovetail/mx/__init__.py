@@ -11,9 +11,19 @@ which lists the valid names.
 import fnmatch
 
 import torch
+from dovetail.mx.nvfp4 import nvfp4_dequantize, nvfp4_hadamard, nvfp4_quantize
 from torch import Tensor, nn
 
-__all__ = ["Linear", "convert", "dequantize", "linear", "quantize"]
+__all__ = [
+    "Linear",
+    "convert",
+    "dequantize",
+    "linear",
+    "nvfp4_dequantize",
+    "nvfp4_hadamard",
+    "nvfp4_quantize",
+    "quantize",
+]
 
 
 def linear(
