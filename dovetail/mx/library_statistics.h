@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "dovetail/mx/quantized_linear.h"
+
+namespace dovetail::mx {
+
+/// Statistics of the Linears of torch.ops.dovetail that were called with a layer's name. Safe to use
+/// from several threads.
+class LibraryStatistics {
+ public:
+  /// Adds the statistics of one call of forward or backward.
+  void add(std::string_view layer, const LinearStatistics& statistics);
+  /// Returns the names of the layers and their statistics, and forgets them. Statistics are float64
+  /// (layers, 3, 12): weight, activation, gradient; elements, blocks, zero_blocks,
+  /// non_finite_blocks, underflows, saturations, saturating_blocks, amax, min_scale, max_scale,
+  /// signal, error. Members of Statistics have the same names.
+  std::tuple<std::vector<std::string>, at::Tensor> take();
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, LinearStatistics, std::less<>> layers_;
+};
+
+/// Returns the statistics of this process.
+LibraryStatistics& library_statistics();
+
+}  // namespace dovetail::mx
