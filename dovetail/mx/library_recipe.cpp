@@ -31,8 +31,18 @@ std::pair<Recipe, Gemm> parse(std::string_view text) {
   return {make_recipe(sections[0]), gemm == "native" ? Gemm::kNative : Gemm::kEmulated};
 }
 
+/// Does the same. Errors include their help, which Python would not see.
+std::pair<Recipe, Gemm> parse_with_help(std::string_view text) {
+  try {
+    return parse(text);
+  } catch (const UserError& error) {
+    if (error.help().empty()) throw;
+    throw UserError(fmt::format("{}; {}", error.what(), error.help()));
+  }
+}
+
 LibraryRecipe made(std::string_view text) {
-  const auto [recipe, gemm] = parse(text);
+  const auto [recipe, gemm] = parse_with_help(text);
   for (const Operand operand : kOperands)
     user_check(recipe.linear.of(operand).history == 0,
                "mx_linear: {} scales by magnitudes of earlier steps, which a function has not; "

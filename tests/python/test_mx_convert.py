@@ -164,6 +164,7 @@ def test_high_precision_ends_are_obeyed():
         dovetail.mx.convert(Gpt(), "fp8_tensor_delayed")
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_torchs_encoder_is_quantized_also_in_inference():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True, dropout=0)
@@ -179,8 +180,9 @@ def test_torchs_encoder_is_quantized_also_in_inference():
     dovetail.mx.convert(model, "mxfp4", layers=["*linear*"])
     for ours, theirs in zip(outputs(), plain, strict=True):
         assert 1e-3 < (ours - theirs).norm() / theirs.norm() < 0.5
-    trained = model.train()(x)
-    assert torch.equal(outputs()[0] if model.eval() else None, trained)
+    trained = model.train()(x)  # without the fast path
+    model.eval()
+    torch.testing.assert_close(outputs()[0], trained.detach(), rtol=1e-4, atol=1e-4)
     for module in (nn.MultiheadAttention(32, 2), nn.TransformerEncoder(layer, 2)):
         with pytest.raises(ValueError, match=r"out_proj is the output projection of torch\.nn\.MultiheadAttention"):
             dovetail.mx.convert(module)
@@ -217,12 +219,12 @@ def test_a_recipe_of_ones_own_has_a_format_for_each_operand():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(weight=("e4m4",)), "e4m3"),
+        (dict(weight=("e4m4",)), r"weight\.format = \"e4m4\".*e4m3, e5m2"),
         (dict(activation=("e4m3", "32x32")), r"recipe \"custom\": activation cannot have blocks of 32x32"),
         (dict(weight=("e4m3", "1x32", "round_up", 0, "stochastic")), "cannot be rounded stochastically"),
         (dict(gradient=("e2m1", "tensor")), "cannot be e2m1"),
         (dict(weight=("e4m3", "tensor", "float32", 16)), "earlier steps"),
-        (dict(gemm="fast"), "emulated"),
+        (dict(gemm="fast"), r"gemm = \"fast\".*emulated, native"),
         (dict(gemm="native", weight=("e2m1",)), "weight"),
         (dict(high_precision_ends=-1), "high_precision_ends"),
     ],

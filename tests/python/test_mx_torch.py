@@ -26,7 +26,7 @@ def compiled(model, backend="aot_eager", **options):
     return torch.compile(model, backend=backend, fullgraph=True, **options)
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES, MIXED], ids=str.split)
+@pytest.mark.parametrize("recipe", [*RECIPES, MIXED], ids=lambda r: getattr(r, "name", r))
 def test_a_full_graph_has_the_gradients_of_eager(recipe):
     model, tokens = dovetail.mx.convert(Gpt(), recipe), ids()
     eager = gradients(loss_of(model, tokens), model)
