@@ -123,9 +123,8 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       "dtype=float) -> Tensor");
   dovetail::define<"mx_swizzle_scales(Tensor scales) -> Tensor",
                    dovetail::mx::library_swizzle_scales>(m);
-  m.def("mx_recipe(str name) -> str", [](const std::string& name) {
-    return dovetail::mx::recipe_json(name);
-  });
+  m.def("mx_recipe(str name) -> str",
+        [](const std::string& name) { return dovetail::mx::recipe_json(name); });
   m.def("mx_take_statistics() -> (str[] layers, Tensor statistics)",
         [] { return dovetail::mx::library_statistics().take(); });
 }

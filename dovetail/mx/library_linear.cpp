@@ -54,23 +54,22 @@ at::Tensor empty_like_none(const at::Tensor& x) { return at::empty({0}, x.option
 Tensors3 forward_operator(const at::Tensor& x, const at::Tensor& weight,
                           const std::optional<at::Tensor>& bias, int64_t copies,
                           c10::string_view recipe_text, c10::string_view layer) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("dovetail::mx_linear_forward", "")
-                       .typed<Tensors3(const at::Tensor&, const at::Tensor&,
-                                       const std::optional<at::Tensor>&, int64_t, c10::string_view,
-                                       c10::string_view)>();
+  static auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("dovetail::mx_linear_forward", "")
+          .typed<Tensors3(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                          int64_t, c10::string_view, c10::string_view)>();
   return op.call(x, weight, bias, copies, recipe_text, layer);
 }
 
 Tensors3 backward_operator(const at::Tensor& dy, const at::Tensor& weight, const at::Tensor& kept,
                            const at::Tensor& scales, const std::optional<at::Tensor>& seed,
                            int64_t wanted, c10::string_view recipe_text, c10::string_view layer) {
-  static auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("dovetail::mx_linear_backward", "")
-          .typed<Tensors3(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                          const at::Tensor&, const std::optional<at::Tensor>&, int64_t,
-                          c10::string_view, c10::string_view)>();
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("dovetail::mx_linear_backward", "")
+                       .typed<Tensors3(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                       const at::Tensor&, const std::optional<at::Tensor>&, int64_t,
+                                       c10::string_view, c10::string_view)>();
   return op.call(dy, weight, kept, scales, seed, wanted, recipe_text, layer);
 }
 
@@ -131,8 +130,7 @@ Tensors3 linear_forward(const at::Tensor& x, const at::Tensor& weight,
   const bool counts = !layer_name.empty();
   layer->begin_step(0, counts);
   const bool keeps = copies == kColumnCopy && recipe.linear.activation.format;
-  const auto made =
-      layer->multiply(x.reshape({-1, weight.size(1)}), weight, bias_or_none, keeps);
+  const auto made = layer->multiply(x.reshape({-1, weight.size(1)}), weight, bias_or_none, keeps);
   if (counts) library_statistics().add(view(layer_name), layer->statistics());
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
@@ -145,8 +143,7 @@ Tensors3 backward_shapes(const at::Tensor& dy, const at::Tensor& weight, const a
                          const at::Tensor&, const std::optional<at::Tensor>&, int64_t wanted,
                          c10::string_view, c10::string_view) {
   const auto empty = [&](size_t i, const std::vector<c10::SymInt>& sizes) {
-    return (wanted & kWanted[i]) != 0 ? at::empty_symint(sizes, dy.options())
-                                      : empty_like_none(dy);
+    return (wanted & kWanted[i]) != 0 ? at::empty_symint(sizes, dy.options()) : empty_like_none(dy);
   };
   return {empty(0, with_last(dy, weight.sym_size(1))), empty(1, weight.sym_sizes().vec()),
           empty(2, {weight.sym_size(0)})};
@@ -180,7 +177,7 @@ void check_backward(const at::Tensor& dy, const at::Tensor& weight, const at::Te
   if (how.block > 0) shape = {(tokens + how.block - 1) / how.block, in};
   check(scales.scalar_type() == how.dtype && scales.device() == dy.device() &&
             scales.sizes() == at::IntArrayRef(shape),
-        "scales must be those of forward", scales);
+        "scales must be the ones that forward returned", scales);
 }
 
 Tensors3 linear_backward(const at::Tensor& dy, const at::Tensor& weight, const at::Tensor& kept,
@@ -193,16 +190,15 @@ Tensors3 linear_backward(const at::Tensor& dy, const at::Tensor& weight, const a
   check_backward(dy, weight, kept, scales, wants(1), recipe.linear.activation);
   const auto layer = make_layer(recipe, view(layer_name));
   const bool counts = !layer_name.empty();
-  user_check(!recipe.draws || (seed && seed->is_cpu() && seed->scalar_type() == at::kLong &&
-                               seed->numel() == 1),
-             "mx_linear_backward: {} rounds stochastically and needs a seed, an int64 scalar on "
-             "the CPU",
-             recipe.name);
+  user_check(
+      !recipe.draws ||
+          (seed && seed->is_cpu() && seed->scalar_type() == at::kLong && seed->numel() == 1),
+      "mx_linear_backward: {} rounds stochastically. It needs a seed, an int64 scalar on the CPU",
+      recipe.name);
   layer->begin_step(recipe.draws ? static_cast<uint64_t>(*seed->const_data_ptr<int64_t>()) : 0,
                     counts);
-  const at::Tensor x_or_codes = recipe.linear.activation.format || !wants(1)
-                                    ? kept
-                                    : kept.reshape({-1, weight.size(1)});
+  const at::Tensor x_or_codes =
+      recipe.linear.activation.format || !wants(1) ? kept : kept.reshape({-1, weight.size(1)});
   const auto made =
       layer->differentiate(dy.reshape({-1, weight.size(0)}), weight, x_or_codes, scales,
                            {.x = wants(0), .weight = wants(1), .bias = wants(2)});
@@ -222,8 +218,9 @@ Tensors3 backward_without_derivative(const at::Tensor& dy, const at::Tensor& wei
   std::shared_ptr<Error> node;
   if (torch::autograd::compute_requires_grad(dy, weight, kept))
     node = std::make_shared<Error>(
-        "mx_linear has no second derivative, since a rounded gradient has none. Compute it with the "
-        "recipe \"bf16\", or without create_graph",
+        "mx_linear has no second derivative, since a rounded gradient has none; use "
+        "torch.nn.Linear "
+        "where you need one",
         torch::autograd::collect_next_edges(dy, weight, kept));
   Tensors3 made = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -257,9 +254,9 @@ struct MxLinearBackward : torch::autograd::Node {
     for (size_t i = 0; i < kWanted.size(); ++i)
       if (task_should_compute_output(i)) wanted |= kWanted[i];
     const at::Tensor drawn = seed.unpack();
-    const auto made =
-        backward_operator(gradients[0], weight.unpack(), kept.unpack(), scales.unpack(),
-                          drawn.defined() ? std::optional(drawn) : std::nullopt, wanted, recipe, layer);
+    const auto made = backward_operator(
+        gradients[0], weight.unpack(), kept.unpack(), scales.unpack(),
+        drawn.defined() ? std::optional(drawn) : std::nullopt, wanted, recipe, layer);
     if ((wanted & kWanted[0]) != 0) results[0] = std::get<0>(made);
     if ((wanted & kWanted[1]) != 0) results[1] = std::get<1>(made);
     if ((wanted & kWanted[2]) != 0) results[2] = std::get<2>(made);
@@ -268,10 +265,11 @@ struct MxLinearBackward : torch::autograd::Node {
 };
 
 /// Returns true if the column copy of x may be shared with the Linear that ran before. FP8 copies
-/// on a GPU have a layout that depends on the weight. A tensor of torch.func ends with its function.
+/// on a GPU have a layout that depends on the weight. A tensor of torch.func ends with its
+/// function.
 bool may_share(const at::Tensor& x, const OperandRecipe& activation) {
-  const bool transformed = x.key_set().has_any(
-      c10::DispatchKeySet({c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched}));
+  const bool transformed = x.key_set().has_any(c10::DispatchKeySet(
+      {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched}));
   return !transformed && (activation.is_microscaling() || x.is_cpu());
 }
 
@@ -299,8 +297,8 @@ Tensors3 run_forward(const at::Tensor& x, const at::Tensor& weight,
   return made;
 }
 
-/// Draws a seed with torch's generator, in a form that tracers record. So torch.manual_seed restarts
-/// the same sequence, and a compiled function draws anew in each call.
+/// Draws a seed with torch's generator, in a form that tracers record. So torch.manual_seed
+/// restarts the same sequence, and a compiled function draws anew in each call.
 at::Tensor drawn_seed(std::optional<int64_t> given) {
   if (given) return at::full({}, *given, at::TensorOptions(at::kLong));
   return at::randint(std::numeric_limits<int64_t>::max(), {}, at::TensorOptions(at::kLong));
@@ -310,16 +308,16 @@ at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight,
                           const std::optional<at::Tensor>& bias, c10::string_view recipe_text,
                           std::optional<int64_t> seed, c10::string_view layer) {
   const LibraryRecipe& recipe = library_recipe(view(recipe_text));
-  if (!recipe.linear.quantizes()) return at::linear(x, weight, bias);
   user_check(!x._fw_grad(0).defined() && !weight._fw_grad(0).defined() &&
                  !(bias && bias->_fw_grad(0).defined()),
-             "mx_linear: no forward-mode derivative (jvp); use reverse mode, or the recipe \"bf16\"");
+             "mx_linear: no forward-mode derivative (jvp); use reverse mode, or torch.nn.Linear");
   // Drawn also where no gradient is computed: a checkpoint's first forward and its recomputation
   // must draw the same numbers.
   const at::Tensor drawn = recipe.draws ? drawn_seed(seed) : at::Tensor();
   if (!torch::autograd::compute_requires_grad(x, weight, bias))
     return std::get<0>(run_forward(x, weight, bias, recipe, false, recipe_text, layer));
-  const auto node = std::shared_ptr<MxLinearBackward>(new MxLinearBackward, torch::autograd::deleteNode);
+  const auto node =
+      std::shared_ptr<MxLinearBackward>(new MxLinearBackward, torch::autograd::deleteNode);
   node->set_next_edges(torch::autograd::collect_next_edges(x, weight, bias));
   node->recipe = view(recipe_text);
   node->layer = view(layer);

@@ -16,14 +16,17 @@ struct LibraryRecipe {
   bool draws = false;  ///< an operand is rounded stochastically
 };
 
-/// Returns the recipe that `text` stands for: the name of a built-in recipe, or TOML as `gemm =
-/// "emulated"` and one table [[recipe]] with the keys of RecipeSection. Results are cached for the
-/// life of the process, so the reference stays valid. Throws UserError for an unknown name, for
-/// TOML that is no recipe, and for delayed scaling, which needs earlier steps.
+/// Returns the recipe that `text` stands for. The text is the name of a built-in recipe, or TOML.
+/// The TOML has the key `gemm` ("emulated" or "native") and one table [[recipe]] with the keys of
+/// RecipeSection. Results are cached for the life of the process, so the reference stays valid.
+/// Throws UserError for
+/// - an unknown name,
+/// - TOML that is no recipe,
+/// - delayed scaling, which needs earlier steps.
 const LibraryRecipe& library_recipe(std::string_view text);
 
-/// Returns a built-in recipe as JSON with the keys of RecipeSection. Throws UserError for an unknown
-/// name.
+/// Returns a built-in recipe as JSON with the keys of RecipeSection. Throws UserError for an
+/// unknown name.
 std::string recipe_json(std::string_view name);
 
 }  // namespace dovetail::mx

@@ -25,11 +25,18 @@ std::tuple<std::vector<std::string>, at::Tensor> LibraryStatistics::take() {
     for (const Operand operand : kOperands) {
       const Statistics& s = statistics.of(operand);
       const auto number = [](auto count) { return static_cast<double>(count); };
-      const std::array<double, 12> fields = {
-          number(s.elements),          number(s.blocks),     number(s.zero_blocks),
-          number(s.non_finite_blocks), number(s.underflows), number(s.saturations),
-          number(s.saturating_blocks), number(s.amax()),     number(s.min_scale),
-          number(s.max_scale),         s.signal,             s.error};
+      const std::array<double, 12> fields = {number(s.elements),
+                                             number(s.blocks),
+                                             number(s.zero_blocks),
+                                             number(s.non_finite_blocks),
+                                             number(s.underflows),
+                                             number(s.saturations),
+                                             number(s.saturating_blocks),
+                                             number(s.amax()),
+                                             number(s.min_scale),
+                                             number(s.max_scale),
+                                             s.signal,
+                                             s.error};
       values.insert(values.end(), fields.begin(), fields.end());
     }
   }

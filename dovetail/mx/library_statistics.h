@@ -13,16 +13,16 @@
 
 namespace dovetail::mx {
 
-/// Statistics of the Linears of torch.ops.dovetail that were called with a layer's name. Safe to use
-/// from several threads.
+/// Statistics of the Linears of torch.ops.dovetail that were called with a layer's name. Safe to
+/// use from several threads.
 class LibraryStatistics {
  public:
   /// Adds the statistics of one call of forward or backward.
   void add(std::string_view layer, const LinearStatistics& statistics);
-  /// Returns the names of the layers and their statistics, and forgets them. Statistics are float64
-  /// (layers, 3, 12): weight, activation, gradient; elements, blocks, zero_blocks,
-  /// non_finite_blocks, underflows, saturations, saturating_blocks, amax, min_scale, max_scale,
-  /// signal, error. Members of Statistics have the same names.
+  /// Returns the names of the layers and their statistics, and forgets them. The statistics are
+  /// float64 (layers, 3, 12). The second dimension is weight, activation, gradient. The third has
+  /// these members of Statistics: elements, blocks, zero_blocks, non_finite_blocks, underflows,
+  /// saturations, saturating_blocks, amax, min_scale, max_scale, signal, error.
   std::tuple<std::vector<std::string>, at::Tensor> take();
 
  private:

@@ -518,8 +518,8 @@ void QuantizedLinear::check(const at::Tensor& x, const at::Tensor& weight, const
   check(weight.dim() == 2, "weight must be (out, in)", weight);
   check(x.dim() >= 1, "x must be (..., in)", x);
   check(x.scalar_type() != at::kHalf,
-        "a quantized Linear does not compute in float16, whose range its scales exceed; convert x "
-        "to bfloat16, or set torch.autocast's dtype to torch.bfloat16",
+        "float16 has less range than the scales of a quantized Linear. Convert x to bfloat16, or "
+        "set the dtype of torch.autocast to bfloat16",
         x);
   check(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
         "a quantized Linear computes in float32 or bfloat16; convert x", x);
@@ -553,8 +553,8 @@ QuantizedLinear::Products QuantizedLinear::multiply(const at::Tensor& x, const a
                                                     const at::Tensor& bias, bool keeps_column) {
   const Holder holder(shared_from_this(), nullptr);
   const Call call = recipe_.activation.format ? next_call(Operand::kActivation) : Call{};
-  const auto made = QuantizedLinearFunction::multiply(
-      holder, {x, weight, bias, {}, {}}, call, {.row = true, .kept = keeps_column}, false);
+  const auto made = QuantizedLinearFunction::multiply(holder, {x, weight, bias, {}, {}}, call,
+                                                      {.row = true, .kept = keeps_column}, false);
   if (!keeps_column) return {made[0], {}, {}};
   if (!multiplies_float8(x, x.size(0), weight)) return {made[0], made[1], made[2]};
   const bool by_tensor = kept_scales(recipe_.activation).block == 0;

@@ -90,7 +90,8 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
 
   /// Results of forward without autograd. `codes` and `scales` are the column copy of x. Both are
   /// undefined if the copy was not requested.
-  /// - codes: uint8 (tokens, in). For FP8 products on a GPU, the bytes are in the order (in, tokens).
+  /// - codes: uint8 (tokens, in). For FP8 products on a GPU, the bytes are in the order (in,
+  /// tokens).
   /// - scales: `kept_scales` describes them.
   struct Products {
     at::Tensor y, codes, scales;

@@ -18,7 +18,9 @@ def run(case, *arguments):
     environment = dict(os.environ, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1")
     command = [sys.executable, __file__, case, *arguments]
     ranks = [
-        subprocess.Popen(command, env=dict(environment, RANK=str(rank)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            command, env=dict(environment, RANK=str(rank)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for rank in range(2)
     ]
     try:
@@ -144,7 +146,7 @@ def one_scale():
 
 
 def data_parallel(wrap):
-    """Each rank has a sequence of its own; the mean of both gradients is that of one rank after the other."""
+    """Each rank has a sequence of its own; the mean gradient equals one rank's over both sequences."""
     import dovetail
     import torch
     from mx_models import assert_near, gradients, llama

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from mx_models import Gpt, assert_near, assert_same, gradients, llama
 from torch.utils.checkpoint import checkpoint
 
-RECIPES = ["mxfp8", "mxfp8_e5m2_grad", "mxfp4", "fp8_tensor", "fp8_block", "fp8_block_float32"]
+RECIPES = ["bf16", "mxfp8", "mxfp8_e5m2_grad", "mxfp4", "fp8_tensor", "fp8_block", "fp8_block_float32"]
 MIXED = dovetail.mx.Recipe("mixed", activation=dovetail.mx.Operand("none"))
 
 
@@ -121,7 +121,7 @@ def test_autocast_to_float16_is_refused_with_the_remedy():
     layer = dovetail.mx.Linear(64, 32)
     with pytest.raises(RuntimeError, match=r"float16.*bfloat16"), torch.autocast("cpu", dtype=torch.float16):
         layer(torch.randn(4, 64))
-    with pytest.raises(RuntimeError, match=r"mx_linear: .*float16.*convert x to bfloat16"):
+    with pytest.raises(RuntimeError, match=r"mx_linear: float16.*Convert x to bfloat16"):
         dovetail.mx.linear(torch.randn(4, 64).half(), torch.randn(8, 64).half())
     with pytest.raises(ValueError, match=r"0 is float16.*convert the model to bfloat16"):
         dovetail.mx.convert(torch.nn.Sequential(torch.nn.Linear(64, 64)).half())
@@ -131,9 +131,7 @@ def test_func_grad_is_backward():
     x, weight = torch.randn(40, 64), torch.randn(32, 64)
     trained = weight.clone().requires_grad_()
     dovetail.mx.linear(x, trained).square().sum().backward()
-    assert torch.equal(
-        torch.func.grad(lambda w: dovetail.mx.linear(x, w).square().sum())(weight), trained.grad
-    )
+    assert torch.equal(torch.func.grad(lambda w: dovetail.mx.linear(x, w).square().sum())(weight), trained.grad)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -153,7 +151,7 @@ def test_a_second_derivative_is_refused():
     (first,) = torch.autograd.grad(dovetail.mx.linear(x, weight).square().sum(), x, create_graph=True)
     (expected,) = torch.autograd.grad(dovetail.mx.linear(x, weight).square().sum(), x)
     assert torch.equal(first, expected)
-    with pytest.raises(RuntimeError, match=r"mx_linear has no second derivative.*bf16"):
+    with pytest.raises(RuntimeError, match=r"mx_linear has no second derivative.*torch\.nn\.Linear"):
         first.sum().backward()
     with pytest.raises(RuntimeError, match="no forward-mode derivative"):
         torch.func.jvp(lambda w: dovetail.mx.linear(x.detach(), w), (weight.detach(),), (weight.detach(),))
@@ -217,7 +215,7 @@ def test_stochastic_gradients_are_unbiased_over_calls(compiles):
     gradients = calls(1000)
     assert set(gradients.unique().tolist()) == {1.0, 1.5}
     assert gradients.var(0).min() > 0
-    deviation = (0.2 * 0.3) ** 0.5  # of 1 with probability 0.6 and 1.5 with 0.4
+    deviation = (0.2 * 0.3) ** 0.5  # 1 has probability 0.6, 1.5 has 0.4
     assert abs(gradients.mean().item() - 1.2) < 5 * deviation / gradients.numel() ** 0.5
     assert (gradients.mean(0) - 1.2).abs().max() < 5 * deviation / 1000**0.5
     torch.manual_seed(3)

@@ -4,11 +4,10 @@ import fnmatch
 from collections.abc import Callable
 
 import torch
-from torch import nn
-
 from dovetail.mx import modules
 from dovetail.mx.modules import Linear, Quantized
 from dovetail.mx.recipe import Recipe, find_recipe
+from torch import nn
 
 Named = dict[str, nn.Module]
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -139,8 +138,8 @@ def convert(
 ) -> nn.Module:
     """Turn the Linears of ``model`` into quantized ones, in place.
 
-    By default, as in arXiv 2506.08027, these are the Linears inside the blocks of the model: embedding, head and
-    tied weights stay in high precision. Blocks are the modules of one class in a ModuleList, ModuleDict or Sequential.
+    By default, these are the Linears inside the blocks of the model, as in arXiv 2506.08027. Embedding, head and tied
+    weights stay in high precision. Blocks are the modules of one class in a ModuleList, ModuleDict or Sequential.
     A model without blocks has all Linears converted but those that are its head or tied to an embedding.
 
     Parameters stay the same objects, so an optimizer that holds them keeps working. Conv1D of Hugging Face's GPT-2 is
@@ -158,9 +157,9 @@ def convert(
         ``model``.
 
     Raises:
-        ValueError: nothing would be converted, a glob matches no Linear, or a chosen module cannot be converted:
-            it has float16 weights, belongs to ``torch.nn.MultiheadAttention``, or to another subclass with its own
-            ``forward``.
+        ValueError: nothing would be converted, or a glob matches no Linear.
+        ValueError: a chosen module cannot be converted. It has float16 weights, belongs to
+            ``torch.nn.MultiheadAttention``, or is a subclass with its own ``forward``.
         RuntimeError: unknown recipe, or one with delayed scaling.
     """
     known = recipe if isinstance(recipe, Recipe) else find_recipe(recipe)

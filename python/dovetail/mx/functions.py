@@ -1,10 +1,9 @@
 """Functions of :mod:`dovetail.mx`: quantization of a tensor, and a Linear with quantized products."""
 
 import torch
-from torch import Tensor
-
 from dovetail.mx import sharding
 from dovetail.mx.recipe import Recipe
+from torch import Tensor
 
 #: Dtypes in which codes and scales may come instead of uint8.
 BYTES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
@@ -63,8 +62,8 @@ def quantize(
         axis: dimension of the blocks.
         non_finite: ``"poison"`` gives a block with a NaN or an infinity the scale 255 (NaN) and codes 0.
             ``"saturate"`` replaces such elements by the largest magnitude with their sign.
-        packed: return FP4 (``"e2m1"``) as ``torch.float4_e2m1fn_x2``: two elements of the last dimension in a byte, the
-            first in the low half. The last dimension must be even.
+        packed: return FP4 (``"e2m1"``) as ``torch.float4_e2m1fn_x2``. A byte has two elements of the last dimension,
+            the first in the low half. The last size must be even.
 
     Returns:
         Codes and scales, both uint8. Codes have the shape of x, or half its last size if packed. Scales (E8M0) have
@@ -140,7 +139,7 @@ def fake_quantize(
     """Round ``x`` to numbers of a microscaling format, with a straight-through gradient.
 
     For quantization-aware training: forward quantizes and dequantizes, backward passes the gradient on unchanged.
-    Arguments are those of :func:`quantize`.
+    :func:`quantize` describes the arguments.
 
     Returns:
         Shape and dtype of x.

@@ -1,10 +1,9 @@
 """Modules with quantized products."""
 
-from torch import Tensor, nn
-
 from dovetail.mx import recipe as recipes
 from dovetail.mx.functions import linear
 from dovetail.mx.recipe import Recipe
+from torch import Tensor, nn
 
 
 class Quantized:

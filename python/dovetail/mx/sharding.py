@@ -1,7 +1,7 @@
 """Sharding rules of the operators for DTensors: replicated, column, row and data parallel.
 
 A rule lists placements of results and arguments on one dimension of a mesh. Blocks never cross a shard: each rank
-quantizes its own. The result is that of one rank to the bit where shards hold whole blocks, but for the order of sums.
+quantizes its own. Where shards hold whole blocks, the result differs from one rank's only by the order of sums.
 """
 
 import functools
@@ -24,7 +24,7 @@ def tokens_of_a_block(recipe: str) -> int | None:
 
 
 def shards_tokens(x, recipe: str) -> bool:
-    """True if shards of the first dimension hold whole blocks of tokens, so that they are quantized as the whole is."""
+    """True if shards of the first dimension hold whole blocks of tokens. Then they are quantized as the whole is."""
     block, ranks = tokens_of_a_block(recipe), x.mesh.size()
     if block == 0 or len(x.shape) < 2 or x.shape[0] % ranks != 0:
         return False

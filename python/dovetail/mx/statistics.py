@@ -92,9 +92,7 @@ class LayerStatistics:
 def read(values: list[float]) -> Statistics:
     """Statistics from the numbers that the operator returns."""
     real = ("amax", "signal", "error")
-    return Statistics(
-        **{f: value if f in real else int(value) for f, value in zip(FIELDS, values, strict=True)}
-    )
+    return Statistics(**{f: value if f in real else int(value) for f, value in zip(FIELDS, values, strict=True)})
 
 
 @contextlib.contextmanager
@@ -112,8 +110,8 @@ def collect_statistics(model: nn.Module) -> Iterator[dict[str, LayerStatistics]]
         model: module with quantized Linears.
 
     Yields:
-        A dictionary that is filled at the end of the statement: names of layers, as of ``model.named_modules()``, and
-        their statistics. A layer that did not run is not in it.
+        A dictionary of statistics by the layer's name in ``model.named_modules()``. It is filled at the end of the
+        statement. A layer that did not run is not in it.
 
     Raises:
         ValueError: the model has no quantized Linear.
