@@ -353,6 +353,7 @@ at::Tensor autocast_linear(const at::Tensor& x, const at::Tensor& weight,
 
 }  // namespace dovetail::mx
 
+// words: off
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   using namespace dovetail::mx;
   m.def(
@@ -360,12 +361,14 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       "str layer=\"\") -> Tensor",
       &library_linear);
   m.def(
-      "mx_linear_forward(Tensor x, Tensor weight, Tensor? bias, int copies, str recipe=\"mxfp8\", "
-      "str layer=\"\") -> (Tensor y, Tensor kept, Tensor scales)");
+      "mx_linear_forward(Tensor x, Tensor weight, Tensor? bias, int copies, str recipe, str layer) "
+      "-> (Tensor y, Tensor kept, Tensor scales)");
   m.def(
       "mx_linear_backward(Tensor dy, Tensor weight, Tensor kept, Tensor scales, Tensor? seed, int "
-      "wanted, str recipe=\"mxfp8\", str layer=\"\") -> (Tensor dx, Tensor dweight, Tensor dbias)");
+      "wanted, str recipe, str layer) -> (Tensor, Tensor, Tensor)");
 }
+
+// words: on
 
 TORCH_LIBRARY_IMPL(dovetail, CPU, m) {
   dovetail::implement<"mx_linear_forward", dovetail::mx::linear_forward>(m);

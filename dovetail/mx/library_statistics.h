@@ -21,8 +21,8 @@ class LibraryStatistics {
   void add(std::string_view layer, const LinearStatistics& statistics);
   /// Returns the names of the layers and their statistics, and forgets them. The statistics are
   /// float64 (layers, 3, 12). The second dimension is weight, activation, gradient. The third has
-  /// these members of Statistics: elements, blocks, zero_blocks, non_finite_blocks, underflows,
-  /// saturations, saturating_blocks, amax, min_scale, max_scale, signal, error.
+  /// the members of Statistics in order, without floor_saturated_blocks. amax_bits is there as
+  /// amax.
   std::tuple<std::vector<std::string>, at::Tensor> take();
 
  private:

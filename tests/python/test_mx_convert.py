@@ -219,12 +219,12 @@ def test_a_recipe_of_ones_own_has_a_format_for_each_operand():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(weight=("e4m4",)), r"weight\.format = \"e4m4\".*e4m3, e5m2"),
+        (dict(weight=("e4m4",)), "e4m4.*did you mean .e4m3"),
         (dict(activation=("e4m3", "32x32")), r"recipe \"custom\": activation cannot have blocks of 32x32"),
         (dict(weight=("e4m3", "1x32", "round_up", 0, "stochastic")), "cannot be rounded stochastically"),
         (dict(gradient=("e2m1", "tensor")), "cannot be e2m1"),
         (dict(weight=("e4m3", "tensor", "float32", 16)), "earlier steps"),
-        (dict(gemm="fast"), r"gemm = \"fast\".*emulated, native"),
+        (dict(gemm="fast"), "fast.*emulated.*native"),
         (dict(gemm="native", weight=("e2m1",)), "weight"),
         (dict(high_precision_ends=-1), "high_precision_ends"),
     ],

@@ -92,4 +92,4 @@ def check(recipe: str | Recipe) -> None:
     """Raise RuntimeError if the recipe is unknown, or combines options that no product has."""
     # Sizes that suit native products; tensors without memory compute shapes alone.
     empty = torch.empty(128, 128, device="meta")
-    torch.ops.dovetail.mx_linear_forward(empty, empty, None, 0, str(recipe))
+    torch.ops.dovetail.mx_linear_forward(empty, empty, None, 0, str(recipe), "")

@@ -17,7 +17,7 @@ registered = False
 def tokens_of_a_block(recipe: str) -> int | None:
     """Tokens that share a scale of the column copy of x: None if x is not quantized, 0 if the whole x has one scale."""
     empty = torch.empty(128, 128, device="meta")
-    _, kept, scales = torch.ops.dovetail.mx_linear_forward(empty, empty, None, 1, recipe)
+    _, kept, scales = torch.ops.dovetail.mx_linear_forward(empty, empty, None, 1, recipe, "")
     if kept.dim() == 1:
         return None
     return 128 // scales.shape[0] if scales.dim() == 2 else 0
@@ -38,7 +38,7 @@ def on(dimension: int, spec):
     return Replicate() if len(spec.shape) < 2 else Shard(dimension % len(spec.shape))
 
 
-def forward_rules(x, weight, bias, copies, recipe="mxfp8", layer=""):
+def forward_rules(x, weight, bias, copies, recipe, layer):
     """Placements of y, kept and scales; then of x, weight and bias.
 
     Raises:
@@ -66,7 +66,7 @@ def forward_rules(x, weight, bias, copies, recipe="mxfp8", layer=""):
     return rules
 
 
-def backward_rules(dy, weight, kept, scales, seed, wanted, recipe="mxfp8", layer=""):
+def backward_rules(dy, weight, kept, scales, seed, wanted, recipe, layer):
     """Placements of the gradients of x, weight and bias; then of dy, weight, kept, scales and seed."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
