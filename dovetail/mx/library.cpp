@@ -1,21 +1,19 @@
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
-#include <algorithm>
-#include <memory>
-#include <mutex>
-#include <optional>
+#include <string>
+#include <tuple>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/library.h"
+#include "dovetail/mx/library_recipe.h"
+#include "dovetail/mx/library_statistics.h"
 #include "dovetail/mx/quantize.h"
-#include "dovetail/mx/quantized_linear.h"
-#include "dovetail/mx/recipe.h"
-#include "dovetail/ops/functions.h"
 #include "dovetail/ops/simd_level.h"
 
-/// Implements torch.ops.dovetail.mx_*. The functions handle the meta device themselves.
+/// Implements torch.ops.dovetail.mx_*, except mx_linear (library_linear.cpp).
 namespace dovetail::mx {
 
 namespace {
@@ -73,34 +71,43 @@ at::Tensor library_swizzle_scales(const at::Tensor& scales) {
   return swizzled_scales({codes, scales, Format::kE4M3, Orientation::kRow});
 }
 
-/// Draws the next number of torch's CPU generator. So torch.manual_seed restarts the same sequence.
-uint64_t drawn_seed() {
-  auto* generator = at::get_generator_or_default<at::CPUGeneratorImpl>(
-      std::nullopt, at::detail::getDefaultCPUGenerator());
-  const std::lock_guard<std::mutex> lock(generator->mutex_);
-  return generator->random64();
+/// Computes the shapes of `library_quantize`, also symbolic ones.
+std::tuple<at::Tensor, at::Tensor> quantize_shapes(const at::Tensor& x, c10::string_view format,
+                                                   c10::string_view scale_mode, int64_t axis_in,
+                                                   c10::string_view non_finite) {
+  if (!x.unsafeGetTensorImpl()->has_symbolic_sizes_strides())
+    return library_quantize(x, format, scale_mode, axis_in, non_finite);
+  const Axis axis = find_axis("mx_quantize", x, axis_in);
+  auto sizes = x.sym_sizes().vec();
+  const at::Tensor codes = at::empty_symint(sizes, x.options().dtype(at::kByte));
+  c10::SymInt& along = sizes[static_cast<size_t>(axis.index)];
+  along = (along + (kBlock - 1)) / kBlock;
+  return {codes, at::empty_symint(sizes, x.options().dtype(at::kByte))};
 }
 
-at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight,
-                          const std::optional<at::Tensor>& bias, c10::string_view recipe,
-                          std::optional<int64_t> seed) {
-  const Recipe& found = find_recipe(built_in_recipes(), {recipe.data(), recipe.size()});
-  const at::Tensor bias_or_none = bias.value_or(at::Tensor());
-  if (!found.linear.quantizes()) return dovetail::ops::linear(x, weight, bias_or_none);
-  for (const Operand operand : kOperands)
-    user_check(found.linear.of(operand).history == 0,
-               "mx_linear: {} scales by magnitudes of earlier steps, which a function has not; "
-               "`dovetail train` can",
-               found.name);
-  const auto layer = std::make_shared<QuantizedLinear>(found.linear, "mx_linear");
-  const bool draws = std::ranges::any_of(kOperands, [&](Operand operand) {
-    return found.linear.of(operand).rounding == Rounding::kStochastic;
-  });
-  const uint64_t seed_or_none = !draws || x.is_meta() ? 0
-                                : seed                ? static_cast<uint64_t>(*seed)
-                                                      : drawn_seed();
-  layer->begin_step(seed_or_none, /*count=*/false);
-  return layer->forward(x, weight, bias_or_none);
+at::Tensor dequantize_shapes(const at::Tensor& codes, const at::Tensor& scales,
+                             c10::string_view format, int64_t axis, at::ScalarType dtype) {
+  if (!codes.unsafeGetTensorImpl()->has_symbolic_sizes_strides())
+    return library_dequantize(codes, scales, format, axis, dtype);
+  return at::empty_symint(codes.sym_sizes(), codes.options().dtype(dtype));
+}
+
+/// Refuses to quantize a tensor that requires a gradient, since codes have none.
+std::tuple<at::Tensor, at::Tensor> quantize_without_gradient(const at::Tensor& x,
+                                                             c10::string_view format,
+                                                             c10::string_view scale_mode,
+                                                             int64_t axis,
+                                                             c10::string_view non_finite) {
+  user_check(!torch::autograd::compute_requires_grad(x),
+             "mx_quantize: x requires a gradient, but codes have none; use "
+             "dovetail.mx.fake_quantize, whose gradient is straight-through, or x.detach()");
+  const at::AutoDispatchBelowADInplaceOrView below;
+  static auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("dovetail::mx_quantize", "")
+          .typed<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, c10::string_view,
+                                                    c10::string_view, int64_t, c10::string_view)>();
+  return op.call(x, format, scale_mode, axis, non_finite);
 }
 
 }  // namespace
@@ -116,10 +123,10 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       "dtype=float) -> Tensor");
   dovetail::define<"mx_swizzle_scales(Tensor scales) -> Tensor",
                    dovetail::mx::library_swizzle_scales>(m);
-  dovetail::define<
-      "mx_linear(Tensor x, Tensor weight, Tensor? bias=None, str recipe=\"mxfp8\", int? seed=None) "
-      "-> Tensor",
-      dovetail::mx::library_linear>(m);
+  m.def("mx_recipe(str name) -> str",
+        [](const std::string& name) { return dovetail::mx::recipe_json(name); });
+  m.def("mx_take_statistics() -> (str[] layers, Tensor statistics)",
+        [] { return dovetail::mx::library_statistics().take(); });
 }
 
 // Registered by device, unlike the differentiable operations, which have one function for all
@@ -136,6 +143,10 @@ TORCH_LIBRARY_IMPL(dovetail, CUDA, m) {
 }
 
 TORCH_LIBRARY_IMPL(dovetail, Meta, m) {
-  dovetail::implement<"mx_quantize", dovetail::mx::library_quantize>(m);
-  dovetail::implement<"mx_dequantize", dovetail::mx::library_dequantize>(m);
+  m.impl("mx_quantize", &dovetail::mx::quantize_shapes);
+  m.impl("mx_dequantize", &dovetail::mx::dequantize_shapes);
+}
+
+TORCH_LIBRARY_IMPL(dovetail, Autograd, m) {
+  m.impl("mx_quantize", &dovetail::mx::quantize_without_gradient);
 }

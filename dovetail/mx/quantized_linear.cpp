@@ -14,6 +14,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/mx/float8.h"
 #include "dovetail/mx/float8_product.h"
 #include "dovetail/mx/last_input.h"
 #include "dovetail/mx/operand.h"
@@ -213,6 +214,7 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
   }
 
  private:
+  friend class QuantizedLinear;
   /// Tensors that backward reads for x: the column copy, or x itself before the prologue.
   struct KeptInput {
     at::Tensor codes, scales, x;
@@ -532,13 +534,17 @@ OperandCopies QuantizedLinear::weight_copies(const at::Tensor& weight,
   return copies;
 }
 
-at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weight,
-                                    const at::Tensor& bias, const Prologue& prologue) {
+void QuantizedLinear::check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                            const Prologue& prologue) const {
   const auto check = [&](bool fine, const char* what, const at::Tensor& tensor) {
     user_check(fine, "{}: {}; it is {}", name_, what, ops::describe(tensor));
   };
   check(weight.dim() == 2, "weight must be (out, in)", weight);
   check(x.dim() >= 1, "x must be (..., in)", x);
+  check(x.scalar_type() != at::kHalf,
+        "float16 has less range than the scales of a quantized Linear. Convert x to bfloat16, or "
+        "set the dtype of torch.autocast to bfloat16",
+        x);
   check(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
         "a quantized Linear computes in float32 or bfloat16; convert x", x);
   check(weight.scalar_type() == x.scalar_type() && weight.device() == x.device(),
@@ -553,12 +559,16 @@ at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weigh
   check(!nvfp4 || !x.is_cuda(),
         "NVFP4 is implemented on the CPU; use another recipe (mxfp4), or move model and x there",
         x);
-  if (gemm_ == Gemm::kNative) {
-    std::string obstacle = native_obstacle(recipe_, weight.size(1), weight.size(0));
-    if (obstacle.empty() && !x.is_meta()) obstacle = native_obstacle(native_device(x.device()));
-    if (!obstacle.empty())
-      throw UserError(fmt::format("{}: {}", name_, obstacle), "use emulated products");
-  }
+  if (gemm_ != Gemm::kNative) return;
+  std::string obstacle = native_obstacle(recipe_, weight.size(1), weight.size(0));
+  if (obstacle.empty() && !x.is_meta()) obstacle = native_obstacle(native_device(x.device()));
+  if (!obstacle.empty())
+    throw UserError(fmt::format("{}: {}", name_, obstacle), "use emulated products");
+}
+
+at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weight,
+                                    const at::Tensor& bias, const Prologue& prologue) {
+  check(x, weight, bias, prologue);
   if (x.is_meta()) return at::linear(prologue != nullptr ? prologue->apply(x) : x, weight, bias);
   const ops::RowOperation::Parameters beside =
       prologue != nullptr ? prologue->parameters() : ops::RowOperation::Parameters{};
@@ -566,6 +576,48 @@ at::Tensor QuantizedLinear::forward(const at::Tensor& x, const at::Tensor& weigh
                                         optional(beside.bias),
                                         c10::make_intrusive<Holder>(shared_from_this(), prologue),
                                         at::GradMode::is_enabled() && weight.requires_grad());
+}
+
+QuantizedLinear::Products QuantizedLinear::multiply(const at::Tensor& x, const at::Tensor& weight,
+                                                    const at::Tensor& bias, bool keeps_column) {
+  const Holder holder(shared_from_this(), nullptr);
+  const Call call = recipe_.activation.format ? next_call(Operand::kActivation) : Call{};
+  const auto made = QuantizedLinearFunction::multiply(holder, {x, weight, bias, {}, {}}, call,
+                                                      {.row = true, .kept = keeps_column}, false);
+  if (!keeps_column) return {made[0], {}, {}};
+  if (!multiplies_float8(x, x.size(0), weight)) return {made[0], made[1], made[2]};
+  const bool by_tensor = kept_scales(recipe_.activation).block == 0;
+  return {made[0], made[1].view(at::kByte).view(x.sizes()),
+          by_tensor ? made[2].view(at::IntArrayRef{}) : made[2].t()};
+}
+
+KeptScales kept_scales(const OperandRecipe& recipe) {
+  if (recipe.is_microscaling()) return {};
+  return {.dtype = at::kFloat, .block = recipe.blocks == Blocks::kTensor ? 0 : kFloat8Block};
+}
+
+QuantizedLinear::Gradients QuantizedLinear::differentiate(const at::Tensor& dy,
+                                                          const at::Tensor& weight,
+                                                          const at::Tensor& kept,
+                                                          const at::Tensor& scales,
+                                                          const WantedGradients& wanted) {
+  const Holder holder(shared_from_this(), nullptr);
+  const bool quantizes = recipe_.gradient.format && (wanted.x || wanted.weight);
+  const Call call = quantizes ? next_call(Operand::kGradient) : Call{};
+  at::Tensor codes, codes_scales, x;
+  if (wanted.weight && !recipe_.activation.format) {
+    x = kept;
+  } else if (wanted.weight && multiplies_float8(dy, dy.size(0), weight)) {
+    codes = kept.view({weight.size(1), dy.size(0)}).view(float8_type(*recipe_.activation.format));
+    codes_scales = scales.dim() == 0 ? scales.view({1}) : scales.t();
+  } else if (wanted.weight) {
+    codes = kept;
+    codes_scales = scales;
+  }
+  const auto made = QuantizedLinearFunction::differentiate(
+      holder, {dy, weight, codes, codes_scales, x, {}, {}, {}, {}, {}}, call,
+      {.input = wanted.x, .weight = wanted.weight, .bias = wanted.bias}, false);
+  return {made[0], made[1], made[2]};
 }
 
 }  // namespace dovetail::mx

@@ -13,6 +13,7 @@
 #include "dovetail/mx/native.h"
 #include "dovetail/mx/operand.h"
 #include "dovetail/mx/recipe.h"
+#include "dovetail/mx/tensor.h"
 
 namespace dovetail::mx {
 
@@ -84,6 +85,35 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   /// naming the layer, for other tensors.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
                      const Prologue& prologue = nullptr);
+
+  /// Throws UserError, naming the layer, if `forward` cannot compute with these tensors.
+  void check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+             const Prologue& prologue = nullptr) const;
+
+  /// Results of forward without autograd. `codes` and `scales` are the column copy of x. Both are
+  /// undefined if the copy was not requested.
+  /// - codes: uint8 (tokens, in). For FP8 products on a GPU, the bytes are in the order (in,
+  /// tokens).
+  /// - scales: `kept_scales` describes them.
+  struct Products {
+    at::Tensor y, codes, scales;
+  };
+  /// Computes y (tokens, out) for x (tokens, in). `keeps_column`: also return the column copy.
+  /// Arguments must have passed `check`.
+  Products multiply(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                    bool keeps_column);
+  /// Results of backward without autograd. A gradient that was not requested is undefined.
+  struct Gradients {
+    at::Tensor x, weight, bias;
+  };
+  struct WantedGradients {
+    bool x = false, weight = false, bias = false;
+  };
+  /// Computes gradients from dy (tokens, out). `kept` and `scales` are the column copy that
+  /// `multiply` returned. If the recipe does not quantize activations, `kept` is x itself. Both are
+  /// read only for the gradient of the weight.
+  Gradients differentiate(const at::Tensor& dy, const at::Tensor& weight, const at::Tensor& kept,
+                          const at::Tensor& scales, const WantedGradients& wanted);
 
   const LinearRecipe& recipe() const { return recipe_; }
 
@@ -176,5 +206,14 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
   uint64_t seed_ = 0;
   bool count_ = true;
 };
+
+/// Dtype and shape of the scales of a column copy.
+struct KeptScales {
+  at::ScalarType dtype = at::kByte;
+  int64_t block = kBlock;  ///< tokens that share a scale; 0: the whole tensor has one
+};
+/// Returns them for activations of `recipe`. The shape is (ceil(tokens / block), in), or () if
+/// `block` is 0.
+KeptScales kept_scales(const OperandRecipe& recipe);
 
 }  // namespace dovetail::mx

@@ -1,4 +1,4 @@
-"""The commands and Python of README.md and docs/commands.md, run in the order in which they are shown."""
+"""The commands and Python of README.md, docs/commands.md and docs/mx.md, run in the order shown."""
 
 import os
 import pathlib
@@ -10,7 +10,9 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = "\n".join(page.read_text() for page in [ROOT / "README.md", *ROOT.glob("docs/commands.md")])
+PAGES = "\n".join(
+    page.read_text() for page in [ROOT / "README.md", *ROOT.glob("docs/commands.md"), ROOT / "docs/mx.md"]
+)
 ENVIRONMENT = dict(os.environ, PATH=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
 
 SHORT = "train.steps=4 schedule.warmup_steps=2 eval.every_steps=2 checkpoint.every_steps=2"

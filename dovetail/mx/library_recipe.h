@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "dovetail/mx/native.h"
+#include "dovetail/mx/recipe.h"
+
+namespace dovetail::mx {
+
+/// Recipe of an operator of torch.ops.dovetail.
+struct LibraryRecipe {
+  std::string name;
+  LinearRecipe linear;
+  Gemm gemm = Gemm::kEmulated;
+  bool draws = false;  ///< an operand is rounded stochastically
+};
+
+/// Returns the recipe that `text` stands for. The text is the name of a built-in recipe, or TOML.
+/// The TOML has the key `gemm` ("emulated" or "native") and one table [[recipe]] with the keys of
+/// RecipeSection. Results are cached for the life of the process, so the reference stays valid.
+/// Throws UserError for
+/// - an unknown name,
+/// - TOML that is no recipe,
+/// - delayed scaling, which needs earlier steps.
+const LibraryRecipe& library_recipe(std::string_view text);
+
+/// Returns a built-in recipe as JSON with the keys of RecipeSection. Throws UserError for an
+/// unknown name.
+std::string recipe_json(std::string_view name);
+
+}  // namespace dovetail::mx
