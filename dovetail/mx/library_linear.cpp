@@ -31,8 +31,9 @@
 /// operators have connects them. So torch.compile, torch.func and DTensor see two plain operators.
 ///
 /// Tensors between them:
-/// - kept: column copy of x as codes (tokens, in). It is x itself if the recipe does not quantize
-///   activations. It has no elements if the weight is not trained.
+/// - kept: column copy of x as codes (tokens, in). It is x itself if the recipe keeps no
+///   codes of activations (OperandRecipe::keeps_codes). It has no elements if the weight is not
+///   trained.
 /// - scales: scales of the column copy (`kept_scales`), or no elements.
 /// - seed: int64 scalar on the CPU, for stochastic rounding. Forward draws it with torch's
 ///   generator, so that a recomputed forward has the same seed.
@@ -112,7 +113,7 @@ Tensors3 forward_shapes(const at::Tensor& x, const at::Tensor& weight,
     make_layer(recipe, view(layer))->check(x, weight, bias.value_or(at::Tensor()));
   const Sizes sizes = sizes_of(x, weight);
   const at::Tensor y = at::empty_symint(with_last(x, sizes.out), x.options());
-  if (copies == kNoCopy || !recipe.linear.activation.format)
+  if (copies == kNoCopy || !recipe.linear.activation.keeps_codes())
     return {y, empty_like_none(x), empty_like_none(x)};
   const KeptScales how = kept_scales(recipe.linear.activation);
   return {y, at::empty_symint({sizes.tokens, sizes.in}, x.options().dtype(at::kByte)),
@@ -129,7 +130,7 @@ Tensors3 linear_forward(const at::Tensor& x, const at::Tensor& weight,
   layer->check(x, weight, bias_or_none);
   const bool counts = !layer_name.empty();
   layer->begin_step(0, counts);
-  const bool keeps = copies == kColumnCopy && recipe.linear.activation.format;
+  const bool keeps = copies == kColumnCopy && recipe.linear.activation.keeps_codes();
   const auto made = layer->multiply(x.reshape({-1, weight.size(1)}), weight, bias_or_none, keeps);
   if (counts) library_statistics().add(view(layer_name), layer->statistics());
   auto sizes = x.sizes().vec();
@@ -163,7 +164,7 @@ void check_backward(const at::Tensor& dy, const at::Tensor& weight, const at::Te
         "weight must have dy's dtype and device", weight);
   if (!reads_kept) return;
   const int64_t in = weight.size(1), tokens = dy.numel() / std::max<int64_t>(dy.size(-1), 1);
-  if (!activation.format) {
+  if (!activation.keeps_codes()) {
     check(kept.numel() == tokens * in && kept.scalar_type() == dy.scalar_type() &&
               kept.device() == dy.device(),
           "kept must be x", kept);
@@ -197,8 +198,9 @@ Tensors3 linear_backward(const at::Tensor& dy, const at::Tensor& weight, const a
       recipe.name);
   layer->begin_step(recipe.draws ? static_cast<uint64_t>(*seed->const_data_ptr<int64_t>()) : 0,
                     counts);
-  const at::Tensor x_or_codes =
-      recipe.linear.activation.format || !wants(1) ? kept : kept.reshape({-1, weight.size(1)});
+  const at::Tensor x_or_codes = recipe.linear.activation.keeps_codes() || !wants(1)
+                                    ? kept
+                                    : kept.reshape({-1, weight.size(1)});
   const auto made =
       layer->differentiate(dy.reshape({-1, weight.size(0)}), weight, x_or_codes, scales,
                            {.x = wants(0), .weight = wants(1), .bias = wants(2)});
@@ -280,7 +282,7 @@ Tensors3 run_forward(const at::Tensor& x, const at::Tensor& weight,
                      c10::string_view recipe_text, c10::string_view layer) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const OperandRecipe& activation = recipe.linear.activation;
-  if (!keeps || !activation.format) {
+  if (!keeps || !activation.keeps_codes()) {
     Tensors3 made = forward_operator(x, weight, bias, kNoCopy, recipe_text, layer);
     if (keeps) std::get<1>(made) = x;
     return made;

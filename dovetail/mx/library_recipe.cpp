@@ -80,9 +80,12 @@ std::string recipe_json(std::string_view recipe_name) {
     if (!of.format) continue;
     fields = {{"format", std::string(name(*of.format))},
               {"blocks", std::string(name(of.blocks))},
-              {"scale_mode", of.float32_scales ? "float32" : std::string(name(of.scale_mode))},
+              {"scale_mode", of.float32_scales ? "float32"
+                             : of.is_nvfp4()   ? "e4m3"
+                                               : std::string(name(of.scale_mode))},
               {"history", of.history},
-              {"rounding", std::string(name(of.rounding))}};
+              {"rounding", std::string(name(of.rounding))},
+              {"hadamard", of.hadamard}};
   }
   return json.dump();
 }

@@ -78,6 +78,7 @@ at::Tensor library_random_hadamard(const at::Tensor& x, int64_t seed) {
 
 }  // namespace dovetail::mx
 
+// words: off
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   dovetail::define<
       "nvfp4_quantize(Tensor x, Tensor? tensor_scale, bool scales_tensor, str blocks, str "
@@ -90,3 +91,4 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   dovetail::define<"nvfp4_hadamard(Tensor x, int seed=0) -> Tensor",
                    dovetail::mx::library_random_hadamard>(m);
 }
+// words: on

@@ -136,8 +136,8 @@ void ChooseNvfp4Scales(const Nvfp4Problem& p, Nvfp4Scales& s, int64_t blocks, ui
       std::max(statistics.max_scale, static_cast<int>(hn::GetLane(hn::MaxOfLanes(db, most_byte))));
 }
 
-/// Sums of a piece, lane by lane. Energies are in units of the tensor scale.
-struct Sums {
+/// Nvfp4Sums of a piece, lane by lane. Energies are in units of the tensor scale.
+struct Nvfp4Sums {
   Energies energies;
   BitsVector underflows, saturations;
 };
@@ -145,7 +145,7 @@ struct Sums {
 /// Encodes the kPacked elements at `x`.
 template <class T, class Out, bool kStochastic>
 HWY_INLINE void encode_pack(const Constants& constants, const T* x, const Nvfp4Scales& columns,
-                            int64_t column, const uint32_t* words, bool saturate, Sums& sums,
+                            int64_t column, const uint32_t* words, bool saturate, Nvfp4Sums& sums,
                             BitsVector (&packed)[kPack]) {
   const FloatTag d;
   FloatVector factors[kPack], scales[kPack], random[kPack];
@@ -202,7 +202,7 @@ void encode_piece(const Nvfp4Problem& p, PieceRange piece, const Nvfp4Scales& co
   Sink<T, Out, false> sink(f, /*stream=*/false);
   HWY_ALIGN uint32_t memory[kStochastic ? kPieceColumns + kPacked + 4 * kMargin : 1];
   const FloatVector none = hn::Zero(FloatTag());
-  Sums sums = {{none, none}, splat(0), splat(0)};
+  Nvfp4Sums sums = {{none, none}, splat(0), splat(0)};
   for (int64_t row = piece.row; row < piece.row + piece.rows; ++row) {
     const int64_t at = row * p.cols + piece.col;
     const T* x = static_cast<const T*>(p.x) + at;

@@ -89,7 +89,8 @@ bool emulates_in_bfloat16();
 /// Returns the dtype in which to emulate a product of two operands, quantized by recipes `a` and
 /// `b`. Every step except the FP32 sums is exact in this dtype. The dtype is bfloat16 if
 /// - x is bfloat16,
-/// - all scales are powers of two, or on a CPU the scale of a whole tensor in FP8. NVFP4 has others.
+/// - all scales are powers of two, or on a CPU the scale of a whole tensor in FP8. NVFP4 has
+/// others.
 /// - x is on a GPU, or `emulates_in_bfloat16()` is true.
 ///
 /// Otherwise it is float32.

@@ -52,8 +52,8 @@ std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const Operan
   return {made[0], made[1]};
 }
 
-/// Returns a @ b times both scales, plus bias, as `dtype`. `options` may transpose a or b, which have
-/// the same dtype. Scales are OperandCopies' of a and b.
+/// Returns a @ b times both scales, plus bias, as `dtype`. `options` may transpose a or b, which
+/// have the same dtype. Scales are OperandCopies' of a and b.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, ops::GemmOptions options,
                    at::ScalarType dtype, std::array<double, 2> scales) {
   if (scales[0] == 1 && scales[1] == 1) return ops::gemm(a, b, options).to(dtype);
@@ -104,8 +104,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
     kept.by_rows = prologue != nullptr && layer.reads_rows(*prologue, x, weight);
     const at::Tensor input =
         kept.by_rows ? x.contiguous() : as_rows(prologue != nullptr ? prologue->apply(x) : x);
-    const bool needs_column = recipe.format && trains_weight && prologue == nullptr &&
-                              !layer.input_stays_ && !recipe.is_nvfp4();
+    const bool needs_column =
+        recipe.keeps_codes() && trains_weight && prologue == nullptr && !layer.input_stays_;
     kept.column_later = needs_column && layer.leaves_column_to_plan(input);
     const bool keeps_column = needs_column && !kept.column_later;
     if (keeps_column) std::tie(kept.codes, kept.scales) = last_input().find(x, recipe);
@@ -605,7 +605,7 @@ QuantizedLinear::Gradients QuantizedLinear::differentiate(const at::Tensor& dy,
   const bool quantizes = recipe_.gradient.format && (wanted.x || wanted.weight);
   const Call call = quantizes ? next_call(Operand::kGradient) : Call{};
   at::Tensor codes, codes_scales, x;
-  if (wanted.weight && !recipe_.activation.format) {
+  if (wanted.weight && !recipe_.activation.keeps_codes()) {
     x = kept;
   } else if (wanted.weight && multiplies_float8(dy, dy.size(0), weight)) {
     codes = kept.view({weight.size(1), dy.size(0)}).view(float8_type(*recipe_.activation.format));

@@ -110,7 +110,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
     bool x = false, weight = false, bias = false;
   };
   /// Computes gradients from dy (tokens, out). `kept` and `scales` are the column copy that
-  /// `multiply` returned. If the recipe does not quantize activations, `kept` is x itself. Both are
+  /// `multiply` returned. Without OperandRecipe::keeps_codes, `kept` is x itself. Both are
   /// read only for the gradient of the weight.
   Gradients differentiate(const at::Tensor& dy, const at::Tensor& weight, const at::Tensor& kept,
                           const at::Tensor& scales, const WantedGradients& wanted);

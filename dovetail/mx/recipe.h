@@ -44,6 +44,8 @@ struct OperandRecipe {
 
   bool is_microscaling() const { return blocks == Blocks::k1x32 || blocks == Blocks::k32x32; }
   bool is_nvfp4() const { return blocks == Blocks::k1x16 || blocks == Blocks::k16x16; }
+  /// Returns true if codes of the operand can be kept for backward instead of its numbers.
+  bool keeps_codes() const { return format && !is_nvfp4(); }
   bool operator==(const OperandRecipe&) const = default;
 };
 

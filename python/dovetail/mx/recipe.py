@@ -14,10 +14,13 @@ class Operand:
         format: ``"e4m3"``, ``"e5m2"``, ``"e3m2"``, ``"e2m3"``, ``"e2m1"`` or ``"mxint8"``; ``"none"`` keeps the operand
             in high precision.
         blocks: elements that share a scale. ``"1x32"`` (microscaling) and ``"1x128"`` (FP8) lie along the reduction of
-            each product; ``"32x32"`` and ``"128x128"`` are for weights; ``"tensor"`` is the whole tensor.
-        scale_mode: ``"round_up"``, ``"floor"``, ``"ceil"`` or ``"even"`` for powers of two; ``"float32"`` for FP8.
+            each product; ``"32x32"`` and ``"128x128"`` are for weights; ``"tensor"`` is the whole tensor. NVFP4 has
+            ``"1x16"``, and ``"16x16"`` for weights.
+        scale_mode: ``"round_up"``, ``"floor"``, ``"ceil"`` or ``"even"`` for powers of two; ``"float32"`` for FP8;
+            ``"e4m3"`` for NVFP4.
         history: steps of delayed scaling; only ``dovetail train`` has them.
         rounding: ``"nearest_even"``, or ``"stochastic"`` for gradients.
+        hadamard: NVFP4: transform the operands of the weight's gradient. For activation and gradient together.
     """
 
     format: str = "e4m3"
@@ -25,6 +28,7 @@ class Operand:
     scale_mode: str = "round_up"
     history: int = 0
     rounding: str = "nearest_even"
+    hadamard: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import math
 import sys
 
 import torch
+from dovetail.mx.recipe import find_recipe
 
 registered = False
 
@@ -16,6 +17,8 @@ registered = False
 @functools.cache
 def tokens_of_a_block(recipe: str) -> int | None:
     """Tokens that share a scale of the column copy of x: None if x is not quantized, 0 if the whole x has one scale."""
+    if '"1x16"' in (recipe if "=" in recipe else find_recipe(recipe).toml):
+        return 0  # NVFP4 keeps x instead of a copy, and has a scale of the whole x
     empty = torch.empty(128, 128, device="meta")
     _, kept, scales = torch.ops.dovetail.mx_linear_forward(empty, empty, None, 1, recipe, "")
     if kept.dim() == 1:
