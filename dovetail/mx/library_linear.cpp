@@ -25,6 +25,7 @@
 #include "dovetail/mx/library_recipe.h"
 #include "dovetail/mx/library_statistics.h"
 #include "dovetail/mx/quantized_linear.h"
+#include "dovetail/ops/simd_level.h"
 
 /// Implements torch.ops.dovetail.mx_linear. It is made of two operators that no tracer looks into:
 /// mx_linear_forward and mx_linear_backward. An autograd node of the kind that torch's own
