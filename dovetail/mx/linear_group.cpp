@@ -174,18 +174,23 @@ class LinearGroupFunction : public torch::autograd::Function<LinearGroupFunction
     const auto holder =
         c10::static_intrusive_pointer_cast<GroupHolder>(context->saved_data["holder"].toCapsule());
     variable_list inputs = context->get_saved_variables();
+    const auto offsets = context->saved_data["offsets"].toIntVector();
+    at::Tensor scales;  // scales of codes that replace x
+    if (context->needs_input_grad(1) && leaves_column_to_plan(*holder, inputs[0], offsets))
+      std::tie(inputs[0], scales) = column_codes(inputs[0], holder->recipe().activation);
+    inputs.push_back(scales);
     inputs.push_back(gradients[0].contiguous());
     const size_t groups = holder->groups();
     const Wanted wanted = {.input = context->needs_input_grad(0),
                            .weight = context->needs_input_grad(1),
                            .bias = holder->bias && context->needs_input_grad(1 + groups)};
     const auto calls = next_calls(*holder, Operand::kGradient);
-    const auto offsets = context->saved_data["offsets"].toIntVector();
     const auto one = [&](const char* name, const Wanted& some, const Calls& of_calls) {
       Operands operands{.reads = inputs};
       for (size_t g = 0; g < groups; ++g)
         if (!some.input) operands.reads[1 + g] = at::Tensor();
-      if (!some.weight && holder->activation == nullptr) operands.reads[0] = at::Tensor();
+      if (!some.weight && holder->activation == nullptr)
+        operands.reads[0] = operands.reads[operands.reads.size() - 2] = at::Tensor();
       return operation(name, std::move(operands),
                        [holder, some, of_calls, offsets](const Operands& given) {
                          return differentiate(*holder, given.reads, offsets, of_calls, some);
@@ -297,14 +302,25 @@ class LinearGroupFunction : public torch::autograd::Function<LinearGroupFunction
         .to(x.scalar_type());
   }
 
+  /// Returns true if backward makes the column copy of x as one matrix (`column_codes`). Each group
+  /// then has whole blocks.
+  static bool leaves_column_to_plan(const GroupHolder& holder, const at::Tensor& x,
+                                    const std::vector<int64_t>& offsets) {
+    return holder.activation == nullptr && !offsets.empty() && holder.recipe().activation.format &&
+           std::ranges::all_of(offsets, [](int64_t row) { return row % kBlock == 0; }) &&
+           holder.layers[0]->leaves_column_to_plan(x);
+  }
+
   /// Computes the gradients of the function's tensors. `reads`: the tensors, RowGroups::recorded,
-  /// the gradient dy of y. Tensors that the wanted gradients do not need are undefined.
+  /// scales of x's codes, the gradient dy of y. With scales, codes replace x. Tensors that the
+  /// wanted gradients do not need are undefined.
   static variable_list differentiate(const GroupHolder& holder, const variable_list& reads,
                                      const std::vector<int64_t>& offsets, const Calls& calls,
                                      const Wanted& wanted) {
     const TraceSpan span("dovetail::mx_linear_group_backward");
     const size_t groups = holder.groups();
-    const at::Tensor &x = reads[0], &recorded = reads[reads.size() - 2], &dy = reads.back();
+    const at::Tensor &x = reads[0], &recorded = reads[reads.size() - 3],
+                     &scales = reads[reads.size() - 2], &dy = reads.back();
     const auto counts = counts_of(offsets, recorded, dy.size(0));
     const LinearRecipe& recipe = holder.recipe();
     const at::ScalarType for_weight = emulation_dtype(dy, recipe.gradient, recipe.activation),
@@ -322,8 +338,13 @@ class LinearGroupFunction : public torch::autograd::Function<LinearGroupFunction
     };
     if (wanted.weight) {
       const Calls uncounted(groups, QuantizedLinear::Call{.counts = false});  // forward counted x
-      const GroupCopies of_x =
-          copies_of_input(holder, x, counts, {.column = true}, uncounted, for_weight);
+      GroupCopies of_x;
+      if (scales.defined()) {
+        of_x.column = dequantize_kept(x, scales, recipe.activation, for_weight)
+                          .column.split_with_sizes(counts);
+      } else {
+        of_x = copies_of_input(holder, x, counts, {.column = true}, uncounted, for_weight);
+      }
       std::ranges::move(multiply_columns(as(std::move(of_dy.column), for_weight), of_x.column,
                                          for_weight, dy.scalar_type()),
                         out.begin() + 1);

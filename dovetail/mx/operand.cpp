@@ -1,11 +1,14 @@
 #include "dovetail/mx/operand.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
+#include <string>
 #include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/mx/float8.h"
 #include "dovetail/mx/nvfp4.h"
@@ -199,6 +202,17 @@ OperandCopies dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
   copies.column = unscaled ? dequantize_unscaled(kept, dtype) : dequantize(kept, dtype);
   if (unscaled) copies.column_scale = scales.item<float>();
   return copies;
+}
+
+std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const OperandRecipe& recipe) {
+  const std::string format =
+      fmt::format("dovetail::mx_column_codes.{}.{}", name(*recipe.format), name(recipe.scale_mode));
+  const auto made = operation(format.c_str(), {.reads = {x}}, [recipe](const Operands& inputs) {
+    const OperandCopies copies =
+        quantize_operand(inputs.reads[0], recipe, {.kept = true, .count = false});
+    return std::vector{copies.codes, copies.scales};
+  });
+  return {made[0], made[1]};
 }
 
 bool emulates_in_bfloat16() {

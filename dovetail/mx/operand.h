@@ -82,6 +82,11 @@ GroupCopies quantize_operands(std::span<const ops::MadeRows> xs, const OperandRe
 OperandCopies dequantize_kept(const at::Tensor& codes, const at::Tensor& scales,
                               const OperandRecipe& recipe, at::ScalarType dtype);
 
+/// Makes codes and scales of the column copy of x (rows, cols), by a microscaling recipe. It is an
+/// operation of its own in a recorded step, so that a plan may keep either x or the codes. The
+/// operation's name contains format and scale mode (plan/record/packable.h).
+std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const OperandRecipe& recipe);
+
 /// Returns true if products of bfloat16 tensors on this CPU are emulated in bfloat16, not float32.
 /// This needs AVX-512 and its BF16 instructions.
 bool emulates_in_bfloat16();

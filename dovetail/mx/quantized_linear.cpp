@@ -38,20 +38,6 @@ std::optional<at::Tensor> optional(const at::Tensor& x) {
   return x.defined() ? std::optional(x) : std::nullopt;
 }
 
-/// Makes codes and scales of x's column copy. The operation's name contains format and scale mode
-/// (plan/record/packable.h).
-std::pair<at::Tensor, at::Tensor> column_codes(const at::Tensor& x, const OperandRecipe& recipe) {
-  const std::string format =
-      fmt::format("dovetail::mx_column_codes.{}.{}", name(*recipe.format), name(recipe.scale_mode));
-  const auto made =
-      operation(format.c_str(), {.reads = {as_rows(x)}}, [recipe](const Operands& inputs) {
-        const OperandCopies copies =
-            quantize_operand(inputs.reads[0], recipe, {.kept = true, .count = false});
-        return std::vector{copies.codes, copies.scales};
-      });
-  return {made[0], made[1]};
-}
-
 /// Returns a @ b times both scales, plus bias, as `dtype`. `options` may transpose a or b, which
 /// have the same dtype. Scales are OperandCopies' of a and b.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, ops::GemmOptions options,
@@ -172,7 +158,8 @@ class QuantizedLinearFunction : public torch::autograd::Function<QuantizedLinear
 
     if (context->saved_data["column_later"].toBool()) {
       if (wanted.weight)
-        std::tie(kept.codes, kept.scales) = column_codes(kept.x, holder->layer->recipe_.activation);
+        std::tie(kept.codes, kept.scales) =
+            column_codes(as_rows(kept.x), holder->layer->recipe_.activation);
       kept.x.reset();
     }
     // Graph of the prologue, from x to its result, unless the result is made by rows.

@@ -155,14 +155,14 @@ TEST_F(Huggingface, TheRoundTripKeepsEveryBit) {
   }
 }
 
-TEST_F(Huggingface, ABFloat16ModelIsWrittenExactlyAsFloat32) {
+TEST_F(Huggingface, ABFloat16ModelIsWrittenBitForBit) {
   const test::TemporaryFolder out;
   const auto model = testing::make_model(testing::llama_variant(), 1, at::kBFloat16);
   export_huggingface(*model, "bytes", "", out.path());
   const io::SafetensorsFile file(out.path() / "model.safetensors");
-  EXPECT_EQ(file.dtype("lm_head.weight"), at::kFloat);
-  EXPECT_TRUE(at::equal(file.read("lm_head.weight"),
-                        model->named_parameters()["head.weight"].to(at::kFloat)));
+  EXPECT_EQ(file.dtype("lm_head.weight"), at::kBFloat16);
+  EXPECT_TRUE(at::equal(file.read("lm_head.weight"), model->named_parameters()["head.weight"]));
+  EXPECT_EQ(Json::parse(read_file(out.path() / "config.json"))["torch_dtype"], "bfloat16");
 }
 
 /// A copy of a made model to break.

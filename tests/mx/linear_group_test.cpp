@@ -36,11 +36,8 @@ struct Linears {
 
   Linears(int64_t in, int64_t out, bool bias, const LinearRecipe& recipe, at::ScalarType dtype) {
     for (size_t g = 0; g < kCounts.size(); ++g) {
-      all.push_back(make_linear({.in = in,
-                                 .out = out,
-                                 .bias = bias,
-                                 .role = LinearRole::kFeedForwardUp,
-                                 .name = "experts." + std::to_string(g)}));
+      all.push_back(make_linear(
+          {.in = in, .out = out, .bias = bias, .name = "experts." + std::to_string(g)}));
       all.back()->weight.set_data(random({out, in}, 10 + g, dtype));
       if (bias) all.back()->bias.set_data(random({out}, 30 + g, dtype));
       all.back()->set_recipe(recipe);

@@ -80,7 +80,7 @@ TEST(Nvfp4, ValuesAreNumbersWithoutTheTensorScale) {
   const at::Tensor x = ordinary_values({40, 50}, 3, at::kBFloat16);
   for (const Nvfp4Blocks blocks : {Nvfp4Blocks::kRow, Nvfp4Blocks::kColumn, Nvfp4Blocks::kSquare}) {
     Nvfp4Tensor codes = quantize_nvfp4(x, {.blocks = blocks}).tensor;
-    codes.tensor_scale = {};
+    codes.tensor_scale = at::Tensor();
     const at::Tensor values = quantize_nvfp4(x, {.blocks = blocks, .values = true}).values;
     EXPECT_EQ(values.scalar_type(), at::kBFloat16);
     EXPECT_TRUE(at::equal(values.to(at::kFloat), dequantize(codes)));
