@@ -256,7 +256,7 @@ def test_errors_say_what_where_and_what_to_do(one):
     assert "no column `price`" in error["message"]
     assert "renamed.tsv" in json.dumps(error)
     for words, part in [
-        (["--shots", "2"], "--shots and --limit are about --task"),
+        (["--shots", "2"], "--shots, --limit and --log-items are about --task or --suite"),
         (["--precision", "bf16"], "--precision does nothing here"),
         (["--predictions", "scores.parquet"], "name a .csv file"),
         (["--data", "none.tsv"], "names no file"),
