@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 
-from mx_study_page import page
+from mx_study_page import BOUND_PERCENT, page, percent
 from scipy import stats
 
 from runs import ROOT, read_lines, read_machine, train_once, write_file_list
@@ -78,7 +78,6 @@ ARMS = {
 }
 FIRST_ARMS = ["bf16", "mxfp8", "mxfp8_floor"]
 
-BOUND = 0.005  # share of perplexity, arXiv 2506.08027
 ENOUGH_PAIRS = 8
 
 
@@ -185,11 +184,6 @@ def analyse(units: list[dict]) -> dict:
     return {"ends": [e for e in ends if e], "curve": [c for c in curve if c]}
 
 
-def percent(log_perplexity: float) -> float:
-    """Relative difference of perplexity in per cent."""
-    return 100 * math.expm1(log_perplexity)
-
-
 def words(row: dict) -> str:
     if row["half"] is None:
         return f"{percent(row['mean']):+.2f} % on one seed"
@@ -203,14 +197,14 @@ def verdicts(regime: str, found: dict) -> tuple[list[str], bool]:
     end = found["curve"][-1] if found["curve"] else None
     if end and end["half"] is not None:
         low, high = (percent(end["mean"] + sign * end["half"]) for sign in (-1, 1))
-        inside = low > -100 * BOUND and high < 100 * BOUND
+        inside = low > -BOUND_PERCENT and high < BOUND_PERCENT
         along = max(abs(percent(point["mean"])) for point in found["curve"])
         lines.append(
             f"{regime}: perplexity of mxfp8 against bf16 at the end: {words(end)}, "
-            f"{'inside' if inside else 'NOT inside'} {100 * BOUND:.1f} %; largest mean along the curve {along:.2f} %"
+            f"{'inside' if inside else 'NOT inside'} {BOUND_PERCENT:.1f} %; largest mean along the curve {along:.2f} %"
         )
         power = percent(end["detectable"])
-        has_power = power <= 100 * BOUND
+        has_power = power <= BOUND_PERCENT
         lines.append(
             f"{regime}: {'has power' if has_power else 'NO POWER'}: the spread of mxfp8 over {end['pairs']} pairs "
             f"detects {power:.2f} % of perplexity"

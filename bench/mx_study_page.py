@@ -20,10 +20,11 @@ svg line { stroke: #ddd; } svg text { font-size: 11px; fill: #666; } svg circle 
 svg .bar { stroke: #36c; stroke-width: 1.6; } svg .bound { stroke: #c33; stroke-dasharray: 5 3; }
 """
 
-BOUND_PERCENT = 0.5
+BOUND_PERCENT = 0.5  # arXiv 2506.08027
 
 
 def percent(log_perplexity: float) -> float:
+    """Return the relative difference of perplexity in per cent for a difference of losses."""
     return 100 * math.expm1(log_perplexity)
 
 
