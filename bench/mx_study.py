@@ -34,13 +34,23 @@ import time
 from mx_study_page import BOUND_PERCENT, page, percent
 from scipy import stats
 
-from runs import ROOT, read_lines, read_machine, train_once, write_file_list
+from runs import ROOT, finished, read_lines, read_machine, train_once, write_file_list
 
 CONFIG = ROOT / "configs/mx/study.toml"
 RESULTS = ROOT / "bench/results/mx_study"
 
 # Regime: settings in addition to the config.
 REGIMES = {
+    "tiny": [
+        "model.layers=2",
+        "model.width=96",
+        "model.heads=3",
+        "model.context=64",
+        "train.steps=600",
+        "schedule.warmup_steps=60",
+        "eval.every_steps=60",
+        "optimizer.lr=2e-3",
+    ],
     "small": [],
     "high_rate": ["optimizer.lr=3e-3"],
     "long": ["train.steps=3000", "schedule.warmup_steps=300", "eval.every_steps=300", "optimizer.lr=2e-3"],
@@ -119,6 +129,8 @@ def run_unit(unit: Unit, results: Results, options) -> None:
     folder = options.out / unit.regime / f"{unit.arm}-{unit.seed}"
     start = time.monotonic()
     train_once(CONFIG, folder, unit.settings(), options.jobs)
+    if not finished(folder):  # stopped by a signal; the next call continues the run
+        return
     machine = read_machine(folder)
     metrics = read_lines(folder, "metrics.jsonl")
     results.add(

@@ -8,6 +8,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/mx/block_layout.h"
 #include "dovetail/mx/float8_simd.h"
 #include "dovetail/ops/simd_level.h"
 
@@ -19,36 +20,18 @@ at::ScalarType float8_type(Format format) {
 
 namespace {
 
-struct Layout {
-  int64_t rows, cols, row_block, col_block;
-};
-
-/// Views a tensor of these sizes as a matrix in which each block is a rectangle.
-Layout layout_of(at::IntArrayRef sizes, Float8Blocks blocks) {
-  const int64_t elements = c10::multiply_integers(sizes);
-  const int64_t rows =
-      blocks == Float8Blocks::kColumn ? sizes[0] : elements / std::max<int64_t>(sizes.back(), 1);
-  const int64_t cols = elements / std::max<int64_t>(rows, 1);
+BlockShape shape_of(Float8Blocks blocks) {
   switch (blocks) {
     case Float8Blocks::kTensor:
-      return {rows, cols, std::max<int64_t>(rows, 1), std::max<int64_t>(cols, 1)};
+      return {0, 0};
     case Float8Blocks::kRow:
-      return {rows, cols, 1, kFloat8Block};
+      return {1, kFloat8Block};
     case Float8Blocks::kColumn:
-      return {rows, cols, kFloat8Block, 1};
+      return {kFloat8Block, 1};
     case Float8Blocks::kSquare:
-      return {rows, cols, kFloat8Block, kFloat8Block};
+      return {kFloat8Block, kFloat8Block};
   }
   return {};
-}
-
-std::vector<int64_t> float8_scale_sizes(at::IntArrayRef sizes, Float8Blocks blocks) {
-  const auto count = [](int64_t size) { return (size + kFloat8Block - 1) / kFloat8Block; };
-  std::vector<int64_t> result = sizes.vec();
-  if (blocks == Float8Blocks::kTensor) return {};
-  if (blocks != Float8Blocks::kRow) result.front() = count(result.front());
-  if (blocks != Float8Blocks::kColumn) result.back() = count(result.back());
-  return result;
 }
 
 void check_input(const at::Tensor& x, const Float8Spec& spec) {
@@ -83,16 +66,15 @@ void check_input(const at::Tensor& x, const Float8Spec& spec) {
 }
 
 /// Returns the largest magnitude of each block of x (rows, cols), float32.
-at::Tensor block_amax(const at::Tensor& x, const Layout& l) {
-  const int64_t down = (l.rows + l.row_block - 1) / l.row_block,
-                across = (l.cols + l.col_block - 1) / l.col_block;
+at::Tensor block_amax(const at::Tensor& x, const BlockLayout& l) {
+  const int64_t down = l.blocks_down(), across = l.blocks_across();
   const at::Tensor padded = at::constant_pad_nd(
       x.abs(), {0, across * l.col_block - l.cols, 0, down * l.row_block - l.rows});
   return padded.view({down, l.row_block, across, l.col_block}).amax({1, 3});
 }
 
 /// Expands one number per block to one number per element.
-at::Tensor of_elements(const at::Tensor& of_blocks, const Layout& l) {
+at::Tensor of_elements(const at::Tensor& of_blocks, const BlockLayout& l) {
   return of_blocks.repeat_interleave(l.row_block, 0)
       .narrow(0, 0, l.rows)
       .repeat_interleave(l.col_block, 1)
@@ -112,11 +94,11 @@ Float8Blocks blocks_of_second(Float8Blocks blocks) {
 /// not wait for the GPU.
 Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
   constexpr double kSmallestAmax = 0x1p-80, kNan = std::numeric_limits<double>::quiet_NaN();
-  const Layout l = layout_of(x_in.sizes(), spec.blocks);
+  const BlockLayout l = block_layout(x_in.sizes(), shape_of(spec.blocks));
   Float8 out;
   const at::ScalarType dtype = value_type(x_in, spec);
   at::Tensor scales =
-      at::ones(float8_scale_sizes(x_in.sizes(), spec.blocks), x_in.options().dtype(at::kFloat));
+      at::ones(scale_sizes(x_in.sizes(), shape_of(spec.blocks)), x_in.options().dtype(at::kFloat));
   at::Tensor codes = at::empty(x_in.sizes(), x_in.options().dtype(at::kByte));
   at::Tensor values = at::empty(x_in.sizes(), x_in.options().dtype(dtype));
   if (x_in.numel() > 0) {
@@ -155,7 +137,7 @@ Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
 Float8Copy allocate(const at::Tensor& x, const Float8Spec& spec, Float8Blocks blocks, bool values) {
   Float8Copy made;
   made.tensor = {values ? at::Tensor() : at::empty(x.sizes(), x.options().dtype(at::kByte)),
-                 at::ones(float8_scale_sizes(x.sizes(), blocks), x.options().dtype(at::kFloat)),
+                 at::ones(scale_sizes(x.sizes(), shape_of(blocks)), x.options().dtype(at::kFloat)),
                  spec.format, blocks};
   if (values) made.values = at::empty(x.sizes(), x.options().dtype(value_type(x, spec)));
   return made;
@@ -183,7 +165,7 @@ Float8 quantize_float8(const at::Tensor& x_in, const Float8Spec& spec) {
   if (x_in.is_cuda()) return quantize_on_gpu(x_in, spec);
   ops::simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
   const at::Tensor x = x_in.detach().contiguous();
-  const Layout layout = layout_of(x.sizes(), spec.blocks);
+  const BlockLayout layout = block_layout(x.sizes(), shape_of(spec.blocks));
   Float8Problem problem = {
       .rows = layout.rows,
       .cols = layout.cols,
@@ -211,13 +193,12 @@ Float8 quantize_float8(const at::Tensor& x_in, const Float8Spec& spec) {
 }
 
 at::Tensor dequantize(const Float8Tensor& x, at::ScalarType dtype) {
-  const Layout l = layout_of(x.codes.sizes(), x.blocks);
+  const BlockLayout l = block_layout(x.codes.sizes(), shape_of(x.blocks));
   const at::Tensor y = at::empty(x.codes.sizes(), x.codes.options().dtype(dtype));
   if (x.codes.numel() == 0) return y;
   const at::Tensor codes = x.codes.contiguous(), scales = x.scales.contiguous();
   if (x.codes.is_cuda()) {
-    const at::Tensor of_blocks = scales.view(
-        {(l.rows + l.row_block - 1) / l.row_block, (l.cols + l.col_block - 1) / l.col_block});
+    const at::Tensor of_blocks = scales.view({l.blocks_down(), l.blocks_across()});
     const at::Tensor numbers =
         codes.view(float8_type(x.format)).view({l.rows, l.cols}).to(at::kFloat);
     return numbers.mul(of_elements(of_blocks, l)).view(x.codes.sizes()).to(dtype);

@@ -125,6 +125,9 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
                    dovetail::mx::library_swizzle_scales>(m);
   m.def("mx_recipe(str name) -> str",
         [](const std::string& name) { return dovetail::mx::recipe_json(name); });
+  m.def("mx_scaled_elements(str recipe) -> int[]", [](const std::string& recipe) {
+    return dovetail::mx::scaled_elements(dovetail::mx::library_recipe(recipe).linear);
+  });
   m.def("mx_take_statistics() -> (str[] layers, Tensor statistics)",
         [] { return dovetail::mx::library_statistics().take(); });
 }

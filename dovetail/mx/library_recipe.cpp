@@ -11,6 +11,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/schema/schema.h"
+#include "dovetail/mx/float8.h"
 
 namespace dovetail::mx {
 
@@ -66,6 +67,27 @@ const LibraryRecipe& library_recipe(std::string_view text) {
   if (found == known.end())
     found = known.emplace(text, std::make_unique<const LibraryRecipe>(made(text))).first;
   return *found->second;
+}
+
+std::vector<int64_t> scaled_elements(const LinearRecipe& recipe) {
+  const auto of = [&](Operand operand) -> int64_t {
+    const OperandRecipe& how = recipe.of(operand);
+    if (!how.format) return 1;
+    switch (how.blocks) {
+      case Blocks::k1x32:
+      case Blocks::k32x32:
+        return kBlock;
+      case Blocks::k1x128:
+      case Blocks::k128x128:
+        return kFloat8Block;
+      case Blocks::kTensor:
+      case Blocks::k1x16:
+      case Blocks::k16x16:
+        return 0;
+    }
+    return 0;
+  };
+  return {of(Operand::kWeight), of(Operand::kActivation), of(Operand::kGradient)};
 }
 
 std::string recipe_json(std::string_view recipe_name) {

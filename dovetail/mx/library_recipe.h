@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "dovetail/mx/native.h"
 #include "dovetail/mx/recipe.h"
@@ -24,6 +26,10 @@ struct LibraryRecipe {
 /// - TOML that is no recipe,
 /// - delayed scaling, which needs earlier steps.
 const LibraryRecipe& library_recipe(std::string_view text);
+
+/// Returns for weight, activation and gradient how many elements along the reduction share a scale.
+/// 1: not quantized. 0: a scale spans the whole tensor, alone or beside scales of blocks (NVFP4).
+std::vector<int64_t> scaled_elements(const LinearRecipe& recipe);
 
 /// Returns a built-in recipe as JSON with the keys of RecipeSection. Throws UserError for an
 /// unknown name.

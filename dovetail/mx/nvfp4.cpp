@@ -12,32 +12,16 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/mx/block_layout.h"
 #include "dovetail/ops/simd_level.h"
 
 namespace dovetail::mx {
 
 namespace {
 
-struct Nvfp4Layout {
-  int64_t rows, cols, row_block, col_block;
-};
-
-/// Views a tensor of these sizes as a matrix in which each block is a rectangle.
-Nvfp4Layout layout_of(at::IntArrayRef sizes, Nvfp4Blocks blocks) {
-  const int64_t elements = c10::multiply_integers(sizes);
-  const int64_t rows =
-      blocks == Nvfp4Blocks::kColumn ? sizes[0] : elements / std::max<int64_t>(sizes.back(), 1);
-  return {rows, elements / std::max<int64_t>(rows, 1),
-          blocks == Nvfp4Blocks::kRow ? 1 : kNvfp4Block,
+BlockShape shape_of(Nvfp4Blocks blocks) {
+  return {blocks == Nvfp4Blocks::kRow ? 1 : kNvfp4Block,
           blocks == Nvfp4Blocks::kColumn ? 1 : kNvfp4Block};
-}
-
-std::vector<int64_t> nvfp4_scale_sizes(at::IntArrayRef sizes, Nvfp4Blocks blocks) {
-  const auto count = [](int64_t size) { return (size + kNvfp4Block - 1) / kNvfp4Block; };
-  std::vector<int64_t> result = sizes.vec();
-  if (blocks != Nvfp4Blocks::kRow) result.front() = count(result.front());
-  if (blocks != Nvfp4Blocks::kColumn) result.back() = count(result.back());
-  return result;
 }
 
 void check_tensor(const char* function, const at::Tensor& x) {
@@ -88,9 +72,9 @@ Nvfp4 quantize_nvfp4(const at::Tensor& x_in, const Nvfp4Spec& spec) {
   const TraceSpan span("dovetail::quantize_nvfp4");
   ops::simd_level();  // DOVETAIL_SIMD takes effect before the first kernel runs
   const at::Tensor x = x_in.detach().contiguous();
-  const Nvfp4Layout layout = layout_of(x.sizes(), spec.blocks);
+  const BlockLayout layout = block_layout(x.sizes(), shape_of(spec.blocks));
   const auto bytes = x.options().dtype(at::kByte);
-  const at::Tensor scales = at::empty(nvfp4_scale_sizes(x.sizes(), spec.blocks), bytes);
+  const at::Tensor scales = at::empty(scale_sizes(x.sizes(), shape_of(spec.blocks)), bytes);
   Nvfp4 out;
   if (spec.values) {
     out.values = at::empty(x.sizes(), x.options());
@@ -129,7 +113,7 @@ at::Tensor dequantize(const Nvfp4Tensor& x, at::ScalarType dtype) {
              "mx::dequantize: an NVFP4 tensor becomes float32 or bfloat16, not {}",
              c10::toString(dtype));
   user_check(x.codes.dim() >= 1 && (x.blocks != Nvfp4Blocks::kSquare || x.codes.dim() == 2) &&
-                 x.scales.sizes().vec() == nvfp4_scale_sizes(x.codes.sizes(), x.blocks) &&
+                 x.scales.sizes().vec() == scale_sizes(x.codes.sizes(), shape_of(x.blocks)) &&
                  x.scales.scalar_type() == at::kByte && x.scales.is_cpu(),
              "mx::dequantize: scales {} do not belong to NVFP4 codes {}", ops::describe(x.scales),
              ops::describe(x.codes));
@@ -142,8 +126,8 @@ at::Tensor dequantize(const Nvfp4Tensor& x, at::ScalarType dtype) {
     e2m1[code] = decoded(Format::kE2M1);
     e4m3[code] = decoded(Format::kE4M3);
   }
-  const Nvfp4Layout l = layout_of(x.codes.sizes(), x.blocks);
-  const int64_t across = (l.cols + l.col_block - 1) / l.col_block;
+  const BlockLayout l = block_layout(x.codes.sizes(), shape_of(x.blocks));
+  const int64_t across = l.blocks_across();
   const at::Tensor codes_in = x.codes.contiguous(), scales_in = x.scales.contiguous();
   const at::Tensor y = at::empty(x.codes.sizes(), codes_in.options().dtype(at::kFloat));
   const auto* codes = codes_in.const_data_ptr<uint8_t>();

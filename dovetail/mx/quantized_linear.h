@@ -133,6 +133,7 @@ class QuantizedLinear : public std::enable_shared_from_this<QuantizedLinear> {
 
  private:
   friend class QuantizedLinearFunction;
+  friend struct LinearProducts;
   friend class LinearGroup;
   friend class LinearGroupFunction;
   /// Returns the operand's delayed scaling on the device of x. Its tensors are undefined without

@@ -46,7 +46,7 @@ def test_shards_of_tokens_are_quantized_as_the_whole():
     run("tokens")
 
 
-def test_a_row_parallel_linear_with_one_scale_for_x_is_refused():
+def test_a_sharded_weight_with_one_scale_for_a_tensor_is_refused():
     run("one_scale")
 
 
@@ -131,8 +131,8 @@ def tokens():
     # A rank would have 24 tokens, less than a block, so x is gathered.
     b.grad = weight.grad = None
     short = x[:, :12].detach().contiguous()
-    dovetail.mx.linear(distribute_tensor(short, mesh(), [Shard(0)]), b).square().sum().backward()
-    dovetail.mx.linear(short, weight).square().sum().backward()
+    dovetail.mx.linear(distribute_tensor(short, mesh(), [Shard(0)]), b, None, "mxfp4").square().sum().backward()
+    dovetail.mx.linear(short, weight, None, "mxfp4").square().sum().backward()
     torch.testing.assert_close(b.grad.full_tensor(), weight.grad, rtol=1e-5, atol=1e-4)
 
 
@@ -140,12 +140,14 @@ def one_scale():
     import dovetail
     import pytest
     import torch
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    x = distribute_tensor(torch.randn(32, 64), mesh(), [Shard(1)])
-    weight = distribute_tensor(torch.randn(32, 64), mesh(), [Shard(1)])
-    with pytest.raises(Exception, match=r"one scale for the whole input.*mxfp8 or fp8_block"):
-        dovetail.mx.linear(x, weight, None, "fp8_tensor")
+    for recipe in ("fp8_tensor", "nvfp4"):
+        for of_x, of_weight in ((Shard(1), Shard(1)), (Replicate(), Shard(0))):
+            x = distribute_tensor(torch.randn(32, 64), mesh(), [of_x])
+            weight = distribute_tensor(torch.randn(32, 64), mesh(), [of_weight])
+            with pytest.raises(Exception, match=r"one scale for a whole tensor.*mxfp8 or fp8_block"):
+                dovetail.mx.linear(x, weight, None, recipe)
 
 
 def data_parallel(wrap):

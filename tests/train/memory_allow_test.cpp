@@ -91,14 +91,19 @@ TEST(MemoryAllow, WithLossTrainsWithinABoundOfTheSameTraining) {
     const Case of{"lossy", narrow(), dtype, 16, "", recipe, 16};
     Trained plain(of), lossy(of);
     lossy.step->plan_memory(with_budget(of, allowing({"compress_mxfp8"}), 0.5));
-    int other = 0;
+    int other = 0, after = 0;
+    bool compressed = false;  // in an earlier step
     for (int i = 1; i <= kSteps; ++i) {
       const double expected = plain.run(i).loss, loss = lossy.run(i).loss;
       if (i == 12) continue;
       EXPECT_NEAR(loss, expected, 0.01 * expected) << "step " << i;
       other += loss != expected;
+      after += compressed;
+      const auto& report = lossy.step->memory_plan()->report();
+      compressed = compressed || (report && report->compressed_bytes > 0);
     }
-    EXPECT_GT(other, kSteps / 2);
+    EXPECT_GT(after, 0);
+    EXPECT_GT(other, after / 2);
     const MemoryPlanReport& report = *lossy.step->memory_plan()->report();
     EXPECT_LE(report.step_bytes, report.budget_bytes);
     EXPECT_GT(report.compressed_bytes, 0);
