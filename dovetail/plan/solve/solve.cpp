@@ -27,10 +27,10 @@ const Algorithm& smallest_algorithm(const Graph& graph, const Scheduler& schedul
 }
 
 /// Offers the start points of the search. First come decisions that offload or drop everything, by
-/// each technique. Then decisions are found greedily for several budgets up to the requested one. A
-/// smaller budget leaves memory for copies in flight. All techniques are used, and subsets of them.
-/// If this gives no plan by the deadline, the first budgets are tried to the end until there is a
-/// plan.
+/// each technique. Then decisions are found greedily for several budgets up to the requested one,
+/// first in large steps (`shed`), then in small ones. A smaller budget leaves memory for copies in
+/// flight. All techniques are used, and subsets of them. If this gives no plan by the deadline, the
+/// first budgets are tried to the end until there is a plan.
 void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes, Search& search) {
   constexpr int kBudgets = 6, kToTheEnd = 2, kLongestPeriod = 32;
   constexpr double kPartOfTime = 0.6;
@@ -49,6 +49,12 @@ void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes,
     techniques.back().offload = false;
   }
   if (options.offload && options.across_steps) techniques.push_back(within_step);
+  for (int i = 0; i < kBudgets; ++i)
+    for (const SolveOptions& allowed : techniques)
+      for (const Keep again : {Keep::kAgain, Keep::kAgainEarly})
+        if (search.in_time(kPartOfTime))
+          search.shed(graph.budget_bytes - (graph.budget_bytes - floor_bytes) * i / kBudgets,
+                      allowed, again);
   const auto descend = [&](int budgets, const std::function<bool()>& goes_on, Search::Until until) {
     for (int i = 0; i < budgets; ++i) {
       const int64_t budget = graph.budget_bytes - (graph.budget_bytes - floor_bytes) * i / kBudgets;
