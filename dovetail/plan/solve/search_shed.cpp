@@ -114,10 +114,11 @@ class Excess {
 
 }  // namespace
 
-void Search::shed(int64_t budget_bytes, const SolveOptions& allowed, Keep again) {
+void Search::shed(int64_t budget_bytes, const SolveOptions& allowed, Keep again, Until until) {
   constexpr int kRounds = 12;
   Decisions decisions = all_resident();
-  for (int round = 0; round < kRounds && in_time(); ++round) {
+  const auto goes_on = [&] { return in_time() || (until == Until::kPlan && !best_); };
+  for (int round = 0; round < kRounds && goes_on(); ++round) {
     const auto now = scheduler_.schedule(decisions, kNoBudget);
     if (!now) return;
     Excess excess(now->settled_bytes, budget_bytes);

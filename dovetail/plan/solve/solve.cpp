@@ -49,23 +49,32 @@ void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes,
     techniques.back().offload = false;
   }
   if (options.offload && options.across_steps) techniques.push_back(within_step);
-  for (int i = 0; i < kBudgets; ++i)
-    for (const SolveOptions& allowed : techniques)
-      for (const Keep again : {Keep::kAgain, Keep::kAgainEarly})
-        if (search.in_time(kPartOfTime))
-          search.shed(graph.budget_bytes - (graph.budget_bytes - floor_bytes) * i / kBudgets,
-                      allowed, again);
-  const auto descend = [&](int budgets, const std::function<bool()>& goes_on, Search::Until until) {
+  using GoesOn = std::function<bool()>;
+  const auto each = [&](int budgets, const GoesOn& goes_on, const auto& visit) {
     for (int i = 0; i < budgets; ++i) {
       const int64_t budget = graph.budget_bytes - (graph.budget_bytes - floor_bytes) * i / kBudgets;
       for (const SolveOptions& allowed : techniques)
-        if (goes_on()) search.descend(search.all_resident(), budget, allowed, until);
+        if (goes_on()) visit(budget, allowed);
     }
   };
+  const auto shed = [&](const GoesOn& goes_on, Search::Until until) {
+    each(kBudgets, goes_on, [&](int64_t budget, const SolveOptions& allowed) {
+      for (const Keep again : {Keep::kAgain, Keep::kAgainEarly})
+        search.shed(budget, allowed, again, until);
+    });
+  };
+  const auto descend = [&](int budgets, const GoesOn& goes_on, Search::Until until) {
+    each(budgets, goes_on, [&](int64_t budget, const SolveOptions& allowed) {
+      search.descend(search.all_resident(), budget, allowed, until);
+    });
+  };
   const auto none = [&] { return !search.best(); };
-  descend(kBudgets, [&] { return search.in_time(kPartOfTime); }, Search::Until::kDeadline);
+  const auto in_time = [&] { return search.in_time(kPartOfTime); };
+  shed(in_time, Search::Until::kDeadline);
+  descend(kBudgets, in_time, Search::Until::kDeadline);
   for (int period = kLongestPeriod; period > 1 && none(); period /= 2)
     for (const Keep keep : kAway) search.offer(search.mostly_offloaded(keep, options, period));
+  shed(none, Search::Until::kPlan);
   descend(kToTheEnd, none, Search::Until::kPlan);
 }
 
