@@ -23,7 +23,7 @@ using test::Trained;
 
 /// Options that allow these techniques alone.
 plan::PlannedStep::Options allowing(const std::vector<std::string_view>& names) {
-  plan::PlannedStep::Options out{.solve_s = 1, .curve_budgets = 0};
+  plan::PlannedStep::Options out{.solve_s = 1, .curve_budgets = 0, .prefix = "memory."};
   for (const auto& [name, allowed] : plan::PlannedStep::kTechniques)
     out.*allowed = std::find(names.begin(), names.end(), name) != names.end();
   return out;
