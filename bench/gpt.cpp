@@ -22,8 +22,8 @@
 #include "dovetail/io/safetensors.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/models/size.h"
+#include "dovetail/plan/step/planned_step.h"
 #include "dovetail/train/gpt/step.h"
-#include "dovetail/train/memory/planned_step.h"
 #include "dovetail/train/optimizer/optimizer.h"
 
 namespace {

@@ -42,7 +42,8 @@ set(FOLDERS_plan
     run  # running a plan: executor, allocators, host tier, profile
     solve  # finding a plan within a budget
     baselines  # peers' planners: Checkmate, Chen
-    show)  # tables and curves of a plan
+    show  # tables and curves of a plan
+    step)  # training steps within a budget: recorded, planned, run
 set(FOLDERS_embedding
     pack  # tables of equal width in one storage: lookup, update, row formats
     cuda  # device code

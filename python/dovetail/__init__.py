@@ -7,7 +7,7 @@
 Functions take and return plain tensors. All but ``gemm`` are differentiable.
 """
 
-from dovetail import embedding, moe, mx, recommender
+from dovetail import embedding, moe, mx, plan, recommender
 from dovetail._library import load, version
 from dovetail.functional import (
     attention,
@@ -48,6 +48,7 @@ __all__ = [
     "linear_cross_entropy",
     "moe",
     "mx",
+    "plan",
     "recommender",
     "rms_norm",
     "squared_relu",

@@ -6,7 +6,7 @@ import pathlib
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
 # Each after those it is built on.
-LIBRARIES = [f"libdovetail_{layer}.so" for layer in ["ops", "mx", "moe", "embedding", "jobs", "fit"]]
+LIBRARIES = [f"libdovetail_{layer}.so" for layer in ["ops", "mx", "plan", "moe", "embedding", "jobs", "fit"]]
 
 
 def library_folder() -> pathlib.Path:

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include "dovetail/base/error.h"
+#include "dovetail/plan/baselines/baselines.h"
 #include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/solve/search.h"
 #include "tests/plan/best_of_all.h"
+#include "tests/plan/chain.h"
 #include "tests/plan/random_graph.h"
 
 namespace dovetail::plan::solve_test {
@@ -221,6 +224,23 @@ TEST(Solve, ParametersAndStateMayTakeMoreThanTheDeviceHas) {
     EXPECT_GE(away, kState + 10 - budget);  // else they do not fit when the step begins
     EXPECT_GE(made_plan.schedule.timeline.makespan_s, before);
     before = made_plan.schedule.timeline.makespan_s;
+  }
+}
+
+TEST(Solve, LargeStepsAloneFindPlansOfLongChainsThatAreNoSlowerThanChens) {
+  for (const int layers : {64, 200}) {
+    for (const double part : {0.7, 0.5, 0.3}) {
+      SCOPED_TRACE(fmt::format("{} layers, {} of the memory", layers, part));
+      Graph graph = chain(layers);
+      graph.budget_bytes = static_cast<int64_t>(part * static_cast<double>(keep_all_peak(graph)));
+      const SolveOptions options = {.offload = false, .time_limit_s = 600};
+      Search search(graph, options);
+      for (const Keep again : {Keep::kAgain, Keep::kAgainEarly})
+        search.shed(graph.budget_bytes, options, again);
+      ASSERT_TRUE(search.best());
+      const Baseline chen = chen_sqrt(graph, Candidates::kAll);
+      EXPECT_LE(search.best()->schedule.expected_s, check(graph, *chen.plan).makespan_s);
+    }
   }
 }
 

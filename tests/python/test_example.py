@@ -18,6 +18,7 @@ def test_example_builds_and_learns(tmp_path):
     configure += [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DPython_EXECUTABLE={sys.executable}"]
     subprocess.run(configure, check=True, env=tools, capture_output=True)
     subprocess.run(["cmake", "--build", tmp_path / "build"], check=True, env=tools, capture_output=True)
-    done = subprocess.run([tmp_path / "build/train_by_hand"], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "step 100" in done.stdout
+    for program, said in (("train_by_hand", "step 100"), ("plan_memory", "planned step")):
+        done = subprocess.run([tmp_path / "build" / program], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert said in done.stdout

@@ -77,3 +77,11 @@ def test_kmeans_finds_what_scikit_learn_finds(tmp_path):
     assert ours[1] == theirs[1] == 20, "iterations"
     assert ours[2] == pytest.approx(theirs[2], rel=1e-5)
     assert float(re.search(r"same labels: ([\d.]+)%", output)[1]) > 99.5
+
+
+def test_planned_steps_take_less_memory_and_have_the_losses_of_pytorch(tmp_path):
+    output = run("plan_memory.py", tmp_path)
+    pytorch, most, least = (numbers(output, name) for name in ["PyTorch", "0.7x", "0.4x"])
+    assert output.count("equal PyTorch's: True") == 2
+    assert most[1] <= 0.71 * pytorch[1]
+    assert least[1] <= 0.41 * pytorch[1]

@@ -1,4 +1,4 @@
-"""The commands and Python of README.md, docs/commands.md and docs/mx.md, run in the order shown."""
+"""The commands and Python of README.md and of pages in docs, run in the order shown."""
 
 import os
 import pathlib
@@ -11,7 +11,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = "\n".join(
-    page.read_text() for page in [ROOT / "README.md", *ROOT.glob("docs/commands.md"), ROOT / "docs/mx.md"]
+    page.read_text()
+    for page in [ROOT / "README.md", *(ROOT / "docs" / name for name in ("commands.md", "mx.md", "plan.md"))]
 )
 ENVIRONMENT = dict(os.environ, PATH=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
 

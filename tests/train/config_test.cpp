@@ -183,11 +183,11 @@ TEST_F(RunConfigFile, TellsWhatMemoryMayAllow) {
                               "\"compress_mxfp8\", \"algorithms\"")));
   EXPECT_THAT(refusal("[memory]\nallow = [\"offload\"]\n"),
               HasSubstr("do nothing without memory.budget"));
-  const PlannedStep::Options usual = planned_step_options({}),
-                             lossy = planned_step_options({.allow = {"compress_mxfp8"}});
+  const plan::PlannedStep::Options usual = planned_step_options({}),
+                                   lossy = planned_step_options({.allow = {"compress_mxfp8"}});
   EXPECT_TRUE(!usual.offload && usual.recompute && usual.compress && usual.algorithms &&
               !usual.compress_mxfp8);
-  const PlannedStep::Options on_disk =
+  const plan::PlannedStep::Options on_disk =
       planned_step_options({.folder = "/tmp", .host_bytes = "2KiB"});
   EXPECT_TRUE(on_disk.offload && on_disk.recompute && on_disk.host_bytes == 2048);
   EXPECT_TRUE(!lossy.offload && !lossy.recompute && !lossy.compress && !lossy.algorithms &&

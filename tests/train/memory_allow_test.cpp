@@ -22,22 +22,23 @@ using test::narrow;
 using test::Trained;
 
 /// Options that allow these techniques alone.
-PlannedStep::Options allowing(const std::vector<std::string_view>& names) {
-  PlannedStep::Options out{.solve_s = 1, .curve_budgets = 0};
-  for (const auto& [name, allowed] : PlannedStep::kTechniques)
+plan::PlannedStep::Options allowing(const std::vector<std::string_view>& names) {
+  plan::PlannedStep::Options out{.solve_s = 1, .curve_budgets = 0, .prefix = "memory."};
+  for (const auto& [name, allowed] : plan::PlannedStep::kTechniques)
     out.*allowed = std::find(names.begin(), names.end(), name) != names.end();
   return out;
 }
 
 /// Sets a budget partway from the floor, which plans seldom reach, to the peak with everything
 /// kept.
-PlannedStep::Options with_budget(const Case& of, PlannedStep::Options options, double share) {
+plan::PlannedStep::Options with_budget(const Case& of, plan::PlannedStep::Options options,
+                                       double share) {
   options.budget = "1x";
   Trained looked(of);
   looked.step->plan_memory(options);
   for (int i = 1; i <= 3; ++i) looked.run(i);
   const plan::Graph& graph = looked.step->memory_plan()->graph();
-  const int64_t floor = plan::floor_of(graph, PlannedStep::solve_options(options)).bytes;
+  const int64_t floor = plan::floor_of(graph, plan::PlannedStep::solve_options(options)).bytes;
   const int64_t kept = plan::keep_all_bytes(graph);
   options.budget =
       std::to_string(floor + static_cast<int64_t>(share * static_cast<double>(kept - floor)));
@@ -45,7 +46,7 @@ PlannedStep::Options with_budget(const Case& of, PlannedStep::Options options, d
 }
 
 /// Counts how often a plan uses each technique that is visible in its actions.
-std::map<std::string_view, int> used(const PlannedStep& step) {
+std::map<std::string_view, int> used(const plan::PlannedStep& step) {
   std::map<std::string_view, int> out = {{"offload", 0}, {"recompute", 0}, {"compress_mxfp8", 0}};
   std::vector<int> runs(step.graph().nodes.size());
   for (const plan::Action& action : step.view().plan.actions) {
@@ -72,7 +73,7 @@ TEST(MemoryAllow, SaysWhichTechniquesWouldLowerTheFloor) {
   const Case of{"llama", llama()};
   const auto said = [&](const std::vector<std::string_view>& names) {
     Trained trained(of);
-    PlannedStep::Options options = allowing(names);
+    plan::PlannedStep::Options options = allowing(names);
     options.budget = "1x";
     trained.step->plan_memory(options);
     for (int i = 1; i <= 3; ++i) trained.run(i);
@@ -104,7 +105,7 @@ TEST(MemoryAllow, WithLossTrainsWithinABoundOfTheSameTraining) {
     }
     EXPECT_GT(after, 0);
     EXPECT_GT(other, after / 2);
-    const MemoryPlanReport& report = *lossy.step->memory_plan()->report();
+    const plan::MemoryPlanReport& report = *lossy.step->memory_plan()->report();
     EXPECT_LE(report.step_bytes, report.budget_bytes);
     EXPECT_GT(report.compressed_bytes, 0);
     EXPECT_NEAR(
@@ -132,7 +133,7 @@ TEST(MemoryAllow, InCodesThatAllReadersMakeGivesTheSameBits) {
   }
   const auto a = plain.tensors(), b = planned.tensors();
   for (const auto& [name, tensor] : a) EXPECT_TRUE(torch::equal(tensor, b.at(name))) << name;
-  const MemoryPlanReport& report = *planned.step->memory_plan()->report();
+  const plan::MemoryPlanReport& report = *planned.step->memory_plan()->report();
   EXPECT_LE(report.step_bytes, report.budget_bytes);
   EXPECT_GT(report.compressed_bytes, 0);
   EXPECT_EQ(report.packed_bytes * 32 * static_cast<int64_t>(c10::elementSize(of.dtype)),

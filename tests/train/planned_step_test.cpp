@@ -1,4 +1,4 @@
-#include "dovetail/train/memory/planned_step.h"
+#include "dovetail/plan/step/planned_step.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -18,8 +18,8 @@
 
 #include "dovetail/plan/model/check.h"
 #include "dovetail/plan/model/packing.h"
+#include "dovetail/plan/step/planned_step.h"
 #include "dovetail/train/gpt/step.h"
-#include "dovetail/train/memory/planned_step.h"
 #include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/ranks/expert_load.h"
 #include "dovetail/train/ranks/router_bias.h"

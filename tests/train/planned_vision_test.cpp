@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dovetail/models/vision.h"
-#include "dovetail/train/memory/planned_step.h"
+#include "dovetail/plan/step/planned_step.h"
 
 /// Networks with batch norm, whose operations change running statistics, under plans that only
 /// recompute.
@@ -80,7 +80,7 @@ struct Case {
 
 class PlannedVision : public ::testing::TestWithParam<Case> {
  protected:
-  static Trained train(const std::optional<PlannedStep::Options>& options) {
+  static Trained train(const std::optional<plan::PlannedStep::Options>& options) {
     torch::manual_seed(1);
     const bool unet = std::string(GetParam().name).starts_with("unet");
     const int64_t batch = GetParam().batch;
@@ -112,8 +112,8 @@ class PlannedVision : public ::testing::TestWithParam<Case> {
       tensors.parameters.emplace_back(item.key(), item.value());
     for (const auto& item : model.named_buffers())
       tensors.state.emplace_back(item.key(), item.value());
-    std::optional<PlannedStep> planned;
-    if (options) planned.emplace(work, tensors, *options);
+    std::optional<plan::PlannedStep> planned;
+    if (options) planned.emplace(work, [&tensors] { return tensors; }, *options);
     for (int i = 0; i < kSteps; ++i) {
       auto generator = torch::make_generator<at::CPUGeneratorImpl>(10 + i);
       const auto x = torch::randn({batch, 3, 48, 48}, generator);
@@ -135,13 +135,13 @@ class PlannedVision : public ::testing::TestWithParam<Case> {
 
 TEST_P(PlannedVision, ParametersAndBuffersAreThoseOfEagerTrainingBitForBit) {
   const Trained eager = train({}),
-                planned = train(PlannedStep::Options{.budget = GetParam().budget,
-                                                     .offload = false,
-                                                     .compress = false,
-                                                     .algorithms = false,
-                                                     .solve_s = 4,
-                                                     .curve_budgets = 0,
-                                                     .replay = GetParam().replay});
+                planned = train(plan::PlannedStep::Options{.budget = GetParam().budget,
+                                                           .offload = false,
+                                                           .compress = false,
+                                                           .algorithms = false,
+                                                           .solve_s = 4,
+                                                           .curve_budgets = 0,
+                                                           .replay = GetParam().replay});
   EXPECT_GT(planned.again_bytes, 0);
   EXPECT_EQ(eager.losses, planned.losses);
   for (size_t i = 0; i < eager.values.size(); ++i)

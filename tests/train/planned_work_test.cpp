@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
-#include "dovetail/train/memory/planned_step.h"
+#include "dovetail/plan/step/planned_step.h"
 
 /// Unmodified models and optimizers of libtorch within a memory budget. Each step has its own
 /// numbers.
@@ -66,11 +66,12 @@ struct GptTraining {
   }
 
   /// Steps 0 to `steps`, with `options` within a budget. `before` is called ahead of each.
-  void train(int steps, const std::optional<PlannedStep::Options>& options,
+  void train(int steps, const std::optional<plan::PlannedStep::Options>& options,
              const std::function<void(int)>& before = nullptr) {
     torch::manual_seed(2);
     if (options && !planned)
-      planned.emplace([this](const auto& inputs) { work(inputs); }, tensors(), *options);
+      planned.emplace([this](const auto& inputs) { work(inputs); }, [this] { return tensors(); },
+                      *options);
     for (int i = 0; i < steps; ++i) {
       if (before) before(i);
       auto generator = torch::make_generator<at::CPUGeneratorImpl>(100 + i);
@@ -101,7 +102,7 @@ struct GptTraining {
   };
   std::vector<double> losses;
   int64_t batch = 16;
-  std::optional<PlannedStep> planned;
+  std::optional<plan::PlannedStep> planned;
 };
 
 std::unique_ptr<torch::optim::Optimizer> sgd(const std::vector<torch::Tensor>& parameters) {
@@ -113,7 +114,7 @@ std::unique_ptr<torch::optim::Optimizer> adamw(const std::vector<torch::Tensor>&
                                                torch::optim::AdamWOptions(1e-3).weight_decay(0.1));
 }
 
-PlannedStep::Options within(const char* budget) {
+plan::PlannedStep::Options within(const char* budget) {
   return {.budget = budget, .solve_s = 1, .curve_budgets = 0};
 }
 
@@ -211,7 +212,7 @@ TEST(PlannedWork, ATensorThatIsHeldNowAndThenIsAnError) {
   EXPECT_EQ(step, 10);
 }
 
-TEST(PlannedWork, ALastBatchOfAnotherSizeIsRefusedUntouchedOrPlannedAnew) {
+TEST(PlannedWork, ALastBatchOfAnotherSizeIsRefusedUntouchedRunWithoutPlanOrPlannedAnew) {
   GptTraining eager(sgd), planned(sgd), anew(sgd);
   eager.train(12, {});
   planned.train(12, within("0.8x"));
@@ -223,13 +224,23 @@ TEST(PlannedWork, ALastBatchOfAnotherSizeIsRefusedUntouchedOrPlannedAnew) {
   EXPECT_THAT(error.help(), HasSubstr("leave out a last batch that is smaller"));
   expect_same(eager, planned);
 
-  PlannedStep::Options options = within("0.8x");
-  options.anew = true;
+  plan::PlannedStep::Options options = within("0.8x");
+  options.other_sizes = plan::PlannedStep::OtherSizes::kPlanAnew;
   anew.train(12, options);
   eager.train(12, {});
   anew.batch = 10;
   anew.train(12, options);
   expect_same(eager, anew);
+
+  GptTraining beside(sgd), all(sgd);
+  options.other_sizes = plan::PlannedStep::OtherSizes::kRunWithoutPlan;
+  for (GptTraining* t : {&beside, &all})
+    for (const int64_t batch : {16, 10, 16}) {
+      t->batch = batch;
+      t->train(batch == 10 ? 2 : 12, t == &beside ? std::optional(options) : std::nullopt);
+    }
+  expect_same(all, beside);
+  EXPECT_TRUE(beside.planned->runs_by_plan());
 }
 
 TEST(PlannedWork, ABranchOnAValueIsRefusedByName) {
@@ -257,7 +268,7 @@ TEST(PlannedWork, AReplayedStepWithAnotherNumberIsNoticed) {
     loss_now.copy_(loss.detach());
     t.optimizer->step();
   };
-  PlannedStep::Options options = within("0.8x");
+  plan::PlannedStep::Options options = within("0.8x");
   options.replay = true;
   options.check_steps = 5;  // planned steps 0, 5 and 10 are steps 3, 8 and 13
   const UserError error = error_of([&] {

@@ -6,6 +6,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/table.h"
 #include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/comm/cost_model.h"

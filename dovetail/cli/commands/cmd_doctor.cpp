@@ -11,6 +11,7 @@
 #include "dovetail/base/gpu.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/module.h"
+#include "dovetail/base/table.h"
 #include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/cli/parse/parser.h"

@@ -5,6 +5,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/table.h"
 #include "dovetail/cli/commands/eval_recommender.h"
 #include "dovetail/cli/commands/eval_tasks.h"
 #include "dovetail/cli/parse/command.h"

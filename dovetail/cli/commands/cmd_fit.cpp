@@ -9,6 +9,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/table.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/cli/fit/fit_models.h"
 #include "dovetail/cli/parse/output.h"

@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/machine.h"
+#include "dovetail/base/table.h"
 #include "dovetail/cli/commands/inspect.h"
 #include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/parse/output.h"

@@ -8,6 +8,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/table.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/cli/fit/clusters.h"
 #include "dovetail/cli/fit/clusters_report.h"

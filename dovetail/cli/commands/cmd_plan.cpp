@@ -12,9 +12,9 @@
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/cli/parse/set_keys.h"
 #include "dovetail/cli/plan/plan_config.h"
-#include "dovetail/cli/plan/plan_output.h"
 #include "dovetail/plan/model/budget.h"
 #include "dovetail/plan/run/profile.h"
+#include "dovetail/plan/show/tables.h"
 #include "dovetail/plan/solve/memory_floor.h"
 #include "dovetail/plan/solve/placed.h"
 #include "dovetail/plan/solve/plan_cache.h"
@@ -148,8 +148,9 @@ class PlanCommand : public Command {
       print(fmt::format(
           "valid: peak {} MiB in places of {} MiB, of {} MiB, at {:.6g} s, ends at {:.6g} s, host "
           "{} MiB, {} operations again\n\n",
-          mib(timeline.peak_bytes), mib(places_bytes), mib(graph.budget_bytes), timeline.peak_at_s,
-          timeline.makespan_s, mib(timeline.host_peak_bytes), timeline.again));
+          plan::mib(timeline.peak_bytes), plan::mib(places_bytes), plan::mib(graph.budget_bytes),
+          timeline.peak_at_s, timeline.makespan_s, plan::mib(timeline.host_peak_bytes),
+          timeline.again));
       print_outcome(outcome, graph);
     } catch (const plan::InvalidPlan& error) {
       throw UserError(fmt::format("{}: {}", check_, error.what()), "", check_);
@@ -211,8 +212,8 @@ class PlanCommand : public Command {
     }
     print(fmt::format(
         "{} nodes, {} tensors; with everything kept {} MiB; floor {} MiB; budget {} MiB\n",
-        graph.nodes.size(), graph.tensors.size(), mib(kept.peak_bytes), mib(floor_bytes),
-        mib(graph.budget_bytes)));
+        graph.nodes.size(), graph.tensors.size(), plan::mib(kept.peak_bytes),
+        plan::mib(floor_bytes), plan::mib(graph.budget_bytes)));
     print(fmt::format(
         "solved in {:.1f} s: within {:.1f} % of the fastest plan that there can be{}\n\n",
         made.seconds, 100 * gap, made.complete ? "" : " (--time-limit gives the search more)"));
@@ -221,18 +222,18 @@ class PlanCommand : public Command {
       print(
           fmt::format("\n{} storages of parameters and state, {} MiB, are on the host when the "
                       "step begins and ends\n",
-                      plan.starts_on_host.size(), mib(bytes_on_host)));
+                      plan.starts_on_host.size(), plan::mib(bytes_on_host)));
     print(
         fmt::format("\npeak {} MiB in places of {} MiB; {:.6g} s simulated, {:.3f}x of every "
                     "operation once at its fastest ({:.6g} s); {} operations again\n",
-                    mib(timeline.peak_bytes), mib(placed.bytes), timeline.makespan_s,
+                    plan::mib(timeline.peak_bytes), plan::mib(placed.bytes), timeline.makespan_s,
                     timeline.makespan_s / made.bound_s, made.bound_s, timeline.again));
-    if (request_.curve) print("\n" + curve_table(curve, kept.peak_bytes, outcome.once_s));
+    if (request_.curve) print("\n" + plan::curve_table(curve, kept.peak_bytes, outcome.once_s));
   }
 
   void print_outcome(const plan::PlanOutcome& outcome, const plan::Graph& graph) const {
-    if (request_.layers) print(layer_table(outcome, graph) + "\n");
-    print(decision_table(outcome, graph));
+    if (request_.layers) print(plan::layer_table(outcome, graph) + "\n");
+    print(plan::decision_table(outcome, graph));
   }
 
   PlanRequest request_;

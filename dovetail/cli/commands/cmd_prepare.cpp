@@ -4,6 +4,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/table.h"
 #include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/cli/parse/set_keys.h"

@@ -4,7 +4,6 @@
 
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace dovetail::cli {
 
@@ -14,13 +13,6 @@ namespace dovetail::cli {
 void print(std::string_view text);
 /// Like `print`, for a JSON value with indentation and a line break.
 void print_json(const nlohmann::ordered_json& json);
-
-/// Choice of the row that is the heading of a table, if any.
-enum class Heading { kNone, kFirstRow };
-/// Returns a text table: one line per row, aligned columns with two spaces between them. With
-/// Heading::kFirstRow, the first row is underlined.
-std::string format_table(const std::vector<std::vector<std::string>>& rows,
-                         Heading heading = Heading::kNone);
 
 /// Returns `text` as a field of a CSV line. It is quoted if it contains a comma, a quote or a line
 /// break.

@@ -49,7 +49,7 @@ class Needs {
   Needs(const train::RunConfig& config, std::shared_ptr<comm::Group> group)
       : group_(std::move(group)), run_(train::resolve_trial(config, *group_)), key_(run_) {
     budget_ = config.memory.budget;
-    options_ = train::PlannedStep::solve_options(train::planned_step_options(config.memory));
+    options_ = plan::PlannedStep::solve_options(train::planned_step_options(config.memory));
     why_estimated_ = why_it_is_not_recorded();
     if (why_estimated_.empty()) record();
   }
@@ -150,7 +150,7 @@ plan::Graph record_with(const train::ResolvedRun& run, const std::shared_ptr<com
                         const SampleKey& key, int64_t samples) {
   // Two micro-batches represent any number of them: all others allocate and free like the second.
   train::TrialStep trial(run, group, key.accumulates() ? 2 * samples : samples, samples);
-  train::PlannedStep::Options options = train::planned_step_options(run.config.memory);
+  plan::PlannedStep::Options options = train::planned_step_options(run.config.memory);
   options.budget = "1x";
   trial.plan_memory(options);
   for (int i = 0; i < kRecordedSteps; ++i) trial.run();

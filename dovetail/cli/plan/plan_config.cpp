@@ -12,12 +12,11 @@
 #include "dovetail/base/median.h"
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/cli/plan/largest_batch.h"
-#include "dovetail/cli/plan/plan_output.h"
 #include "dovetail/plan/model/budget.h"
-#include "dovetail/plan/show/memory_use.h"
+#include "dovetail/plan/step/memory_record.h"
+#include "dovetail/plan/step/plan_text.h"
 #include "dovetail/train/gpt/trial_step.h"
 #include "dovetail/train/memory/config_section.h"
-#include "dovetail/train/memory/record.h"
 #include "dovetail/train/resolve/load_config.h"
 
 namespace dovetail::cli {
@@ -57,7 +56,7 @@ class ConfigPlan {
         run_(train::resolve_trial(config_, *group_)),
         options_(train::planned_step_options(config_.memory)) {
     options_.curve_budgets =
-        request.curve || !request.out.empty() ? train::PlannedStep::kCurveBudgets : 0;
+        request.curve || !request.out.empty() ? plan::PlannedStep::kCurveBudgets : 0;
     user_check(group_->size() == 1, "dovetail plan looks at one rank, but this job has {}",
                group_->size());
     keep_freed_memory();  // like `dovetail train`
@@ -99,7 +98,7 @@ class ConfigPlan {
 
   Json json() const {
     const plan::Graph& graph = plan().graph();
-    Json record = train::memory_record(plan().view());
+    Json record = plan::memory_record(plan().view());
     record["step"]["eager_s"] = measured_.eager_s;
     record["process"]["eager_bytes"] = measured_.eager_process_bytes;
     for (const char* drawn : {"memory", "streams"}) record.erase(drawn);
@@ -115,31 +114,21 @@ class ConfigPlan {
   }
 
   std::string text() const {
-    const train::MemoryPlanReport& made = *plan().report();
-    const plan::Graph& graph = plan().graph();
-    const plan::PlanOutcome outcome =
-        plan::outcome_of(graph, plan().view().plan, plan().view().timeline);
-    std::string text = fmt::format(
-        "captured {} operations, {} storages; eager peak {} MiB; floor {} MiB; budget {} "
-        "MiB\nsolved in {:.1f} s\n\n",
-        graph.nodes.size(), graph.tensors.size(), mib(made.keep_all_bytes), mib(made.floor_bytes),
-        mib(made.budget_bytes), made.solve_s);
-    text += times_and_peaks(outcome) + "\n";
-    text += request_.layers ? layer_table(outcome, graph) + "\n" : "";
-    text += decision_table(outcome, graph);
-    if (request_.curve)
-      text += "\n" + curve_table({plan().view().curve.begin(), plan().view().curve.end()},
-                                 made.keep_all_bytes, outcome.once_s);
-    return text;
+    return plan::plan_text(*plan().report(), plan().view(),
+                           {.layers = request_.layers,
+                            .curve = request_.curve,
+                            .eager = plan::EagerStep{.seconds = measured_.eager_s,
+                                                     .process_bytes = static_cast<int64_t>(
+                                                         measured_.eager_process_bytes)}});
   }
 
  private:
-  const train::PlannedStep& plan() const { return *trial_->memory_plan(); }
+  const plan::PlannedStep& plan() const { return *trial_->memory_plan(); }
 
   void check_floor() const {
     plan::Graph graph = plan().graph();
     graph.budget_bytes = plan::parse_budget(config_.memory.budget, plan::keep_all_bytes(graph));
-    const plan::SolveOptions how = train::PlannedStep::solve_options(options_);
+    const plan::SolveOptions how = plan::PlannedStep::solve_options(options_);
     const plan::Floor floor = plan::floor_of(graph, how);
     if (graph.budget_bytes < floor.bytes)
       throw plan::below_floor(
@@ -148,32 +137,11 @@ class ConfigPlan {
               plan().what_would_lower_the_floor());
   }
 
-  std::string times_and_peaks(const plan::PlanOutcome& outcome) const {
-    const train::PlannedStepView view = plan().view();
-    const double measured_s = train::median_run(view.runs)->seconds;
-    const auto of_eager = [&](double seconds) {
-      return fmt::format("{} ({:.3f}x)", plan::format_seconds(seconds),
-                         seconds / measured_.eager_s);
-    };
-    const auto held = plan::peak_of(
-        plan::memory_use(view.graph, view.plan, train::median_run(view.runs)->actions));
-    const auto bytes = [](auto count) { return mib(static_cast<int64_t>(count)) + " MiB"; };
-    return format_table({{"", "eager", "predicted", "measured"},
-                         {"process", bytes(measured_.eager_process_bytes),
-                          bytes(view.process_predicted_bytes), bytes(view.process_bytes)},
-                         {"step", plan::format_seconds(measured_.eager_s),
-                          of_eager(outcome.expected_s()), of_eager(measured_s)},
-                         {"held at the peak", bytes(plan().report()->keep_all_bytes),
-                          bytes(view.timeline.peak_bytes), bytes(held)},
-                         {"all places", "", bytes(view.places_bytes), bytes(view.used_bytes)}},
-                        Heading::kFirstRow);
-  }
-
   const PlanRequest& request_;
   const train::RunConfig config_;
   const std::shared_ptr<comm::Group> group_;
   const train::ResolvedRun run_;
-  train::PlannedStep::Options options_;
+  plan::PlannedStep::Options options_;
   std::optional<train::TrialStep> trial_;
   Measured measured_;
 };

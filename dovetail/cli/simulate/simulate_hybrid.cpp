@@ -7,6 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/table.h"
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/cli/simulate/hybrid_studies.h"
 #include "dovetail/report/page.h"

@@ -136,6 +136,7 @@ class Recorder : public OperationHandler {
     const std::string name = operation_name(op, *stack), layer = layer_now();
     const bool ours = is_own_operation(op), numbers = gives_numbers(op, name);
     check_can_rerun(name, layer, numbers);
+    const bool gives = name == "aten::lift_fresh" && !known(stack->back().toTensor());
     const size_t count = schema.arguments().size(), first = stack->size() - count;
     CapturedOperation made{.handle = op, .name = name, .layer = layer};
     made.backward = torch::autograd::get_current_node() != nullptr;
@@ -159,6 +160,9 @@ class Recorder : public OperationHandler {
         return use;
       }));
     }
+    const int given = gives ? made.reads.front() : -1;
+    if (gives) step_.storages[given].given = true;
+    check_sizes(made);
     const bool view = gives_views(op);  // operand bytes do not matter to a view
     if (!view) {
       if (within_) within_->before(made);
@@ -204,7 +208,7 @@ class Recorder : public OperationHandler {
                      "{}{} gives a tensor in memory that no allocator reported", name, in(layer));
     const bool only_views = made.writes.empty() && made.makes.empty() && !made.random && !ours &&
                             !numbers && results > 0;
-    step_.calls.push_back({op, only_views ? -1 : static_cast<int>(step_.operations.size())});
+    step_.calls.push_back({op, only_views ? -1 : static_cast<int>(step_.operations.size()), given});
     if (only_views) return;
     step_.operations.push_back(std::move(made));
     if (within_) within_->after(is_one_of(name, kGivesMemory));
@@ -236,15 +240,30 @@ class Recorder : public OperationHandler {
                                   name, in(layer)),
                       "read it after the step, or let each step call its function "
                       "(PlannedStep::Options::replay)");
-    if (is_one_of(name, kSizesByValues))
-      throw UserError(fmt::format("plan: {}{} makes a tensor whose size depends on values, and a "
-                                  "plan has one place for it",
-                                  name, in(layer)),
-                      "use an operator of a fixed size: a mask and torch::where in place of "
-                      "masked_select and nonzero");
+    if (is_one_of(name, kSizesByValues)) refuse_size(name, layer);
     if (is_one_of(name, kChangesSizes))
       throw UserError(fmt::format("plan: {}{} changes the storage of a tensor", name, in(layer)),
                       "make a new tensor instead");
+  }
+
+  [[noreturn]] static void refuse_size(const std::string& name, const std::string& layer) {
+    throw UserError(
+        fmt::format("plan: {}{} makes a tensor whose size depends on values, and a plan has one "
+                    "place for it",
+                    name, in(layer)),
+        "use an operator of a fixed size: a mask and torch.where in place of masked_select, "
+        "nonzero and indexing by a mask");
+  }
+
+  /// Throws UserError if the operation indexes by a mask, whose number of true values changes.
+  void check_sizes(const CapturedOperation& operation) const {
+    if (later_ == LaterSteps::kNone) return;
+    for (const CapturedArgument& argument : operation.arguments) {
+      if (argument.kind != CapturedArgument::Kind::kOptionalTensorList) continue;
+      for (const TensorUse& use : argument.uses)
+        if (use.storage >= 0 && (use.dtype == at::kBool || use.dtype == at::kByte))
+          refuse_size(operation.name, operation.layer);
+    }
   }
 
   /// Throws UserError if anything but a recorded operation has changed a tensor of the step. Work
@@ -428,7 +447,8 @@ void check_steady(const CapturedStep& a, CapturedStep& b, LaterSteps later) {
                     help);
   for (size_t s = 0; s < a.storages.size(); ++s) {
     const auto &x = a.storages[s].external, &y = b.storages[s].external;
-    if (x.defined() && !x.is_alias_of(y))
+    const bool given = a.storages[s].given && b.storages[s].given;
+    if (x.defined() && !x.is_alias_of(y) && !(given && later == LaterSteps::kCalled))
       throw UserError(
           fmt::format("plan: {} of {} bytes is made anew in each step, but by no operator",
                       a.storages[s].name, a.storages[s].bytes),

@@ -75,16 +75,19 @@ struct CapturedStorage {
   /// Tensor that has this storage, if it existed before the step. Undefined if the step created it.
   at::Tensor external;
   bool declared = false;  ///< listed in StepTensors (plan/record/capture.h)
+  /// Made by the step's function from its own numbers (torch.tensor), and so anew in each step.
+  bool given = false;
   /// Returns true if the storage existed before the step and is not declared. No plan moves such a
   /// storage, since code outside the step may refer to its memory.
   bool is_fixed() const { return external.defined() && !declared; }
 };
 
 /// Call of an operator below autograd. `operation` is an index into CapturedStep::operations, or -1
-/// if the call only created views.
+/// if the call only created views. `given` is the storage that the call brings into the step
+/// (CapturedStorage::given), or -1.
 struct CapturedCall {
   c10::OperatorHandle handle;
-  int operation = -1;
+  int operation = -1, given = -1;
 };
 
 /// One recorded training step. Calls that only create views have no entry in `operations`.

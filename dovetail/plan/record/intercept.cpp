@@ -3,9 +3,12 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <utility>
+
+#include "dovetail/base/error.h"
 
 namespace dovetail::plan {
 namespace {
@@ -13,14 +16,25 @@ namespace {
 constexpr auto kHandled = c10::DispatchKey::Fake;
 
 thread_local OperationHandler* handler_now = nullptr;
+thread_local std::exception_ptr refusal;  // the UserError that ended a handler's work
+
+/// Returns true for ranges that torch's profiler marks. They touch no tensor.
+bool only_marks(const c10::OperatorHandle& op) {
+  return op.schema().name().starts_with("profiler::");
+}
 
 void pass_to_handler(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(kHandled);
   const c10::DispatchKeySet rest =
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kHandled);
-  if (handler_now == nullptr) return op.redispatchBoxed(rest, stack);
-  handler_now->handle(op, rest, stack);
+  if (handler_now == nullptr || only_marks(op)) return op.redispatchBoxed(rest, stack);
+  try {
+    handler_now->handle(op, rest, stack);
+  } catch (const UserError&) {
+    refusal = std::current_exception();
+    throw;
+  }
 }
 
 struct Registration {
@@ -54,7 +68,14 @@ void Interception::run(OperationHandler& handler, const std::function<void()>& w
   OperationHandler* before = std::exchange(handler_now, &handler);
   const std::unique_ptr<OperationHandler*, decltype(stop)> stopped(&before, stop);
   const c10::impl::IncludeDispatchKeyGuard here(kHandled);
-  work();
+  refusal = nullptr;
+  try {
+    work();
+  } catch (...) {
+    if (refusal) std::rethrow_exception(std::exchange(refusal, nullptr));
+    throw;
+  }
+  if (refusal) std::rethrow_exception(std::exchange(refusal, nullptr));
 }
 
 bool is_own_operation(const c10::OperatorHandle& operation) {

@@ -21,7 +21,7 @@ class OperationHandler {
 
 /// Sends operators to a handler, by a boxed fallback at DispatchKey::Fake. The fallback is
 /// registered with the dispatcher while at least one Interception exists. It acts only on threads
-/// inside `run`.
+/// inside `run`. Marks of torch's profiler are not sent.
 class Interception {
  public:
   Interception();
@@ -29,7 +29,8 @@ class Interception {
   Interception(const Interception&) = delete;
   Interception& operator=(const Interception&) = delete;
 
-  /// Calls `work` and sends the operators that it calls to `handler`.
+  /// Calls `work` and sends the operators that it calls to `handler`. Throws the UserError that the
+  /// handler threw, also if `work` throws another exception in its place or goes on.
   static void run(OperationHandler& handler, const std::function<void()>& work);
 };
 

@@ -72,6 +72,11 @@ void Guide::handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                     next_),
         kSameOperations);
   ++next_;
+  if (call.given >= 0) {
+    const at::Tensor& made = stack->back().toTensor();
+    if (storages_.find(made) < 0) storages_.add(made, call.given);
+    step_.storages[call.given].external = made.detach();
+  }
   if (call.operation < 0) return op.redispatchBoxed(keys, stack);
   CapturedOperation& operation = step_.operations[call.operation];
   const Storages found = take_arguments(operation, *stack);

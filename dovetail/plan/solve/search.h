@@ -59,13 +59,19 @@ class Search {
   /// Takes a plan from another search, which must be within the budget. Keeps it if it is the
   /// fastest so far.
   void offer(const Solution& solution);
-  /// Time at which `descend` gives up.
+  /// Time at which `shed` and `descend` give up.
   enum class Until {
     /// When the time limit has passed.
     kDeadline,
     /// When the time limit has passed and a plan has been found.
     kPlan,
   };
+  /// Frees memory greedily until it is within `budget_bytes`, by the techniques of `allowed`. Takes
+  /// the treatments with the least estimated time for each lacking byte. Schedules once for many
+  /// treatments. Recomputes by `again`: Keep::kAgain or Keep::kAgainEarly. Adds the
+  /// result to the candidates if it is a plan.
+  void shed(int64_t budget_bytes, const SolveOptions& allowed, Keep again,
+            Until until = Until::kDeadline);
   /// Changes decisions greedily until memory is within `budget_bytes`, which is at most the
   /// requested budget. Uses only techniques of `allowed`. Adds the result to the candidates
   /// (`offer`).

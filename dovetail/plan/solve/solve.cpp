@@ -27,10 +27,10 @@ const Algorithm& smallest_algorithm(const Graph& graph, const Scheduler& schedul
 }
 
 /// Offers the start points of the search. First come decisions that offload or drop everything, by
-/// each technique. Then decisions are found greedily for several budgets up to the requested one. A
-/// smaller budget leaves memory for copies in flight. All techniques are used, and subsets of them.
-/// If this gives no plan by the deadline, the first budgets are tried to the end until there is a
-/// plan.
+/// each technique. Then decisions are found greedily for several budgets up to the requested one,
+/// first in large steps (`shed`), then in small ones. A smaller budget leaves memory for copies in
+/// flight. All techniques are used, and subsets of them. If this gives no plan by the deadline, the
+/// first budgets are tried to the end until there is a plan.
 void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes, Search& search) {
   constexpr int kBudgets = 6, kToTheEnd = 2, kLongestPeriod = 32;
   constexpr double kPartOfTime = 0.6;
@@ -49,17 +49,32 @@ void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes,
     techniques.back().offload = false;
   }
   if (options.offload && options.across_steps) techniques.push_back(within_step);
-  const auto descend = [&](int budgets, const std::function<bool()>& goes_on, Search::Until until) {
+  using GoesOn = std::function<bool()>;
+  const auto each = [&](int budgets, const GoesOn& goes_on, const auto& visit) {
     for (int i = 0; i < budgets; ++i) {
       const int64_t budget = graph.budget_bytes - (graph.budget_bytes - floor_bytes) * i / kBudgets;
       for (const SolveOptions& allowed : techniques)
-        if (goes_on()) search.descend(search.all_resident(), budget, allowed, until);
+        if (goes_on()) visit(budget, allowed);
     }
   };
+  const auto shed = [&](const GoesOn& goes_on, Search::Until until) {
+    each(kBudgets, goes_on, [&](int64_t budget, const SolveOptions& allowed) {
+      for (const Keep again : {Keep::kAgain, Keep::kAgainEarly})
+        search.shed(budget, allowed, again, until);
+    });
+  };
+  const auto descend = [&](int budgets, const GoesOn& goes_on, Search::Until until) {
+    each(budgets, goes_on, [&](int64_t budget, const SolveOptions& allowed) {
+      search.descend(search.all_resident(), budget, allowed, until);
+    });
+  };
   const auto none = [&] { return !search.best(); };
-  descend(kBudgets, [&] { return search.in_time(kPartOfTime); }, Search::Until::kDeadline);
+  const auto in_time = [&] { return search.in_time(kPartOfTime); };
+  shed(in_time, Search::Until::kDeadline);
+  descend(kBudgets, in_time, Search::Until::kDeadline);
   for (int period = kLongestPeriod; period > 1 && none(); period /= 2)
     for (const Keep keep : kAway) search.offer(search.mostly_offloaded(keep, options, period));
+  shed(none, Search::Until::kPlan);
   descend(kToTheEnd, none, Search::Until::kPlan);
 }
 

@@ -30,7 +30,7 @@ TrainStep::TrainStep(std::shared_ptr<models::GPT> model, Optimizer& optimizer,
   DOVETAIL_CHECK(options_.micro_batch > 0, "micro_batch {}", options_.micro_batch);
 }
 
-void TrainStep::plan_memory(PlannedStep::Options options) {
+void TrainStep::plan_memory(plan::PlannedStep::Options options) {
   options.replay = true;  // operations read `now_` in each replay
   plan::StepTensors tensors;
   for (const auto& item : model_->named_parameters())
@@ -38,7 +38,7 @@ void TrainStep::plan_memory(PlannedStep::Options options) {
   tensors.state = optimizer_.state();
   tensors.state.emplace_back("judged", outcome_marker_);
   planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs.front()); },
-                   std::move(tensors), std::move(options));
+                   [tensors = std::move(tensors)] { return tensors; }, std::move(options));
 }
 
 StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop,

@@ -10,8 +10,8 @@
 #include "dovetail/comm/group.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/ops/gpu_graph.h"
+#include "dovetail/plan/step/planned_step.h"
 #include "dovetail/train/loop/step_outcome.h"
-#include "dovetail/train/memory/planned_step.h"
 #include "dovetail/train/optimizer/optimizer.h"
 
 namespace dovetail::train {
@@ -45,9 +45,9 @@ class TrainStep {
 
   /// Runs all further steps by a memory plan. Call it once. Throws UserError if planning is
   /// impossible.
-  void plan_memory(PlannedStep::Options options);
+  void plan_memory(plan::PlannedStep::Options options);
   /// Returns the memory plan, or null if plan_memory was not called.
-  const PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
+  const plan::PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
 
   /// Runs one step. tokens: (samples of this rank, T + 1) on the CPU, for T predicted tokens per
   /// sample. `want_stop`: this rank wants to stop training (StepOutcome::stop). All ranks call this
@@ -124,7 +124,7 @@ class TrainStep {
   /// Tensor of shape (1) that stands for `now_` in a recorded step. A recording sees only changes
   /// of tensors, so operations that change `now_` are declared to change this tensor.
   at::Tensor outcome_marker_;
-  std::optional<PlannedStep> planned_;
+  std::optional<plan::PlannedStep> planned_;
 
   /// CUDA graph of make_gradients, and the tensors that it reads and writes.
   struct Recorded {

@@ -81,10 +81,10 @@ GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> gr
                             .scatter_gradients = config.parallel.shard == "gradients",
                             .cuda_graph = config.run.cuda_graph != "off" && no_graph.empty()});
   if (!config.memory.budget.empty()) {
-    PlannedStep::Options options = planned_step_options(config.memory);
+    plan::PlannedStep::Options options = planned_step_options(config.memory);
     options.paged = std::move(paged);
     options.idle_bytes = idle_bytes;
-    options.anew = shares_.automatic();
+    if (shares_.automatic()) options.other_sizes = plan::PlannedStep::OtherSizes::kPlanAnew;
     step_->plan_memory(options);
   }
   loader_.emplace(config.data, data::LoaderOptions{.seed = static_cast<uint64_t>(config.run.seed),

@@ -27,8 +27,8 @@ class TrialStep {
   /// Runs a step and returns its duration in seconds.
   double run();
   /// Runs all further steps by a memory plan (TrainStep::plan_memory).
-  void plan_memory(const PlannedStep::Options& options) { step_->plan_memory(options); }
-  const PlannedStep* memory_plan() const { return step_->memory_plan(); }
+  void plan_memory(const plan::PlannedStep::Options& options) { step_->plan_memory(options); }
+  const plan::PlannedStep* memory_plan() const { return step_->memory_plan(); }
 
  private:
   const ResolvedRun& run_;

@@ -96,8 +96,8 @@ bool TrainingLoop::take_step(StepTimings& timings) {
   return outcome.stop;
 }
 
-void TrainingLoop::balance(int64_t micro_batches, double compute_s, const PlannedStep* planned,
-                           int64_t next) {
+void TrainingLoop::balance(int64_t micro_batches, double compute_s,
+                           const plan::PlannedStep* planned, int64_t next) {
   if (!shares_.automatic() || next > total_steps_) return;
   const bool tells = planned == nullptr || planned->runs_by_plan();
   if (auto move = shares_.add(*group_, tells ? micro_batches : 0, compute_s))

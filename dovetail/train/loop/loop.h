@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "dovetail/io/checkpoint.h"
+#include "dovetail/plan/step/planned_step.h"
 #include "dovetail/train/loop/resume.h"
 #include "dovetail/train/loop/run_output.h"
 #include "dovetail/train/loop/step_outcome.h"
-#include "dovetail/train/memory/planned_step.h"
 #include "dovetail/train/ranks/batch_shares.h"
 #include "dovetail/train/resolve/resolved_run.h"
 #include "dovetail/train/run/folder.h"
@@ -82,7 +82,8 @@ class TrainingLoop {
   /// backward passes of `micro_batches` micro-batches took on this rank. `planned`: the memory
   /// plan, or null. With a plan, steps before the final plan do not count. All ranks call it
   /// together.
-  void balance(int64_t micro_batches, double compute_s, const PlannedStep* planned, int64_t next);
+  void balance(int64_t micro_batches, double compute_s, const plan::PlannedStep* planned,
+               int64_t next);
 
   const RunConfig& config() const { return run_.config; }
   /// Returns true if the run began from a checkpoint.

@@ -54,7 +54,7 @@ void check_planned(const RunConfig& config) {
          "say r, overlap and all_to_all, or leave memory.budget out");
 }
 
-static_assert(std::ranges::equal(PlannedStep::kTechniques,
+static_assert(std::ranges::equal(plan::PlannedStep::kTechniques,
                                  MemorySection::kTechniques | std::views::drop(1), {},
                                  [](const auto& technique) { return technique.first; }),
               "memory.allow has the techniques of a planned step");
@@ -97,16 +97,20 @@ std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const Memory
   return std::make_shared<plan::PagedAllocations>(memory.folder);
 }
 
-PlannedStep::Options planned_step_options(const MemorySection& memory) {
-  PlannedStep::Options out{.budget = memory.budget,
-                           .folder = memory.folder,
-                           .plans = plan::PlanCache::default_folder(),
-                           .solve_s = memory.solve_s};
+plan::PlannedStep::Options planned_step_options(const MemorySection& memory) {
+  plan::PlannedStep::Options out{.budget = memory.budget,
+                                 .folder = memory.folder,
+                                 .plans = plan::PlanCache::default_folder(),
+                                 .solve_s = memory.solve_s,
+                                 .prefix = "memory.",
+                                 .floor_help =
+                                     "; `dovetail plan CONFIG --fits` searches for the "
+                                     "largest that fits"};
   if (!memory.host_bytes.empty()) out.host_bytes = parse_byte_size(memory.host_bytes);
   const bool all = allows(memory, MemorySection::kAuto);
-  for (const auto& [name, allowed] : PlannedStep::kTechniques)
+  for (const auto& [name, allowed] : plan::PlannedStep::kTechniques)
     out.*allowed =
-        allows(memory, name) || (all && allowed != &PlannedStep::Options::compress_mxfp8);
+        allows(memory, name) || (all && allowed != &plan::PlannedStep::Options::compress_mxfp8);
   out.offload = out.offload && !memory.folder.empty();
   return out;
 }

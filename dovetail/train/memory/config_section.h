@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "dovetail/train/memory/planned_step.h"
+#include "dovetail/plan/step/planned_step.h"
 
 namespace dovetail::train {
 
@@ -22,6 +22,6 @@ void check_memory(const RunConfig& config);
 std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const MemorySection& memory);
 
 /// Converts [memory] to the options of a PlannedStep.
-PlannedStep::Options planned_step_options(const MemorySection& memory);
+plan::PlannedStep::Options planned_step_options(const MemorySection& memory);
 
 }  // namespace dovetail::train

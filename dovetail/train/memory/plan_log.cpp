@@ -7,7 +7,7 @@
 
 namespace dovetail::train {
 
-void MemoryPlanLog::report(const PlannedStep& step, const std::filesystem::path& folder,
+void MemoryPlanLog::report(const plan::PlannedStep& step, const std::filesystem::path& folder,
                            bool last_step) {
   if (!step.report()) {
     said_ = measured_ = false;
@@ -19,7 +19,7 @@ void MemoryPlanLog::report(const PlannedStep& step, const std::filesystem::path&
     return step.write(folder);
   }
   said_ = true;
-  const MemoryPlanReport& made = *step.report();
+  const plan::MemoryPlanReport& made = *step.report();
   const auto size = [](int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
   const auto rate = [](double bytes_per_s) {
     return fmt::format("{}/s", format_bytes(bytes_per_s));

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "dovetail/train/memory/planned_step.h"
+#include "dovetail/plan/step/planned_step.h"
 
 namespace dovetail::train {
 
@@ -14,7 +14,7 @@ class MemoryPlanLog {
  public:
   /// Call after each step. `folder` is the run's folder, `last_step` is true for the last step of
   /// the run. Only rank 0 calls it: each rank has a plan of its own.
-  void report(const PlannedStep& step, const std::filesystem::path& folder, bool last_step);
+  void report(const plan::PlannedStep& step, const std::filesystem::path& folder, bool last_step);
 
  private:
   bool said_ = false, measured_ = false;

@@ -38,7 +38,7 @@ RecommenderStep::RecommenderStep(std::shared_ptr<models::Recommender> model,
       reducer_(group_, optimizer_.parameters(), {.bucket_bytes = options_.bucket_bytes}),
       outcome_marker_(at::zeros({1})) {}
 
-void RecommenderStep::plan_memory(PlannedStep::Options options) {
+void RecommenderStep::plan_memory(plan::PlannedStep::Options options) {
   options.replay = true;  // operations read `now_` in each replay
   plan::StepTensors tensors;
   for (const auto& item : model_->named_parameters())
@@ -46,11 +46,11 @@ void RecommenderStep::plan_memory(PlannedStep::Options options) {
   tensors.state = optimizer_.state();
   tensors.state.emplace_back("judged", outcome_marker_);
   planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs); },
-                   std::move(tensors), std::move(options));
+                   [tensors = std::move(tensors)] { return tensors; }, std::move(options));
 }
 
-PlannedStep::Inputs RecommenderStep::inputs_of(const StepRows& rows) {
-  PlannedStep::Inputs inputs = {
+plan::PlannedStep::Inputs RecommenderStep::inputs_of(const StepRows& rows) {
+  plan::PlannedStep::Inputs inputs = {
       {"dense features", rows.batch.dense},
       {"labels", rows.batch.labels},
       {"scales", task_scales(rows.batch.labels, options_.task_weights, *group_)}};
@@ -68,7 +68,7 @@ StepOutcome RecommenderStep::run(StepRows& rows, embedding::DistributedTables& t
           .start_next = &start_next,
           .lr = lr,
           .want_stop = want_stop};
-  const PlannedStep::Inputs inputs = inputs_of(rows);
+  const plan::PlannedStep::Inputs inputs = inputs_of(rows);
   if (planned_) {
     planned_->run(inputs, {{"micro-batches", rows.tables.micro_batches()}});
   } else {

@@ -10,9 +10,9 @@
 #include "dovetail/data/rows/row_batch.h"
 #include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/models/recommender.h"
+#include "dovetail/plan/step/planned_step.h"
 #include "dovetail/train/embedding_tables/lookups.h"
 #include "dovetail/train/loop/step_outcome.h"
-#include "dovetail/train/memory/planned_step.h"
 #include "dovetail/train/optimizer/optimizer.h"
 
 namespace dovetail::train {
@@ -53,9 +53,9 @@ class RecommenderStep {
 
   /// Runs all further steps by a memory plan. Call it once. Throws UserError if planning is
   /// impossible.
-  void plan_memory(PlannedStep::Options options);
+  void plan_memory(plan::PlannedStep::Options options);
   /// Returns the memory plan, or null if plan_memory was not called.
-  const PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
+  const plan::PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
 
   /// Function that starts the lookups of the next step. It is called once per step, while rows of
   /// the current step are in transit. Returns null if there is no next step.
@@ -98,7 +98,7 @@ class RecommenderStep {
   };
 
   /// Returns the inputs of the dense part for a step, except pooled rows.
-  PlannedStep::Inputs inputs_of(const StepRows& rows);
+  plan::PlannedStep::Inputs inputs_of(const StepRows& rows);
   /// Runs add_gradients, then `agree_on_outcome`, then the optimizer's update of the dense part.
   void work(const std::vector<at::Tensor>& inputs);
   /// Runs forward and backward of all micro-batches, and reduces the gradients.
@@ -128,7 +128,7 @@ class RecommenderStep {
   /// Tensor of shape (1) that stands for `now_` in a recorded step. A recording sees only changes
   /// of tensors, so operations that change `now_` are declared to change this tensor.
   at::Tensor outcome_marker_;
-  std::optional<PlannedStep> planned_;
+  std::optional<plan::PlannedStep> planned_;
 };
 
 }  // namespace dovetail::train

@@ -97,9 +97,9 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   build_tables(choose_sizes(chosen));
   if (resumed()) restore_from(checkpoint);
   if (!config.memory.budget.empty()) {
-    PlannedStep::Options options = planned_step_options(config.memory);
+    plan::PlannedStep::Options options = planned_step_options(config.memory);
     options.paged = std::move(paged);
-    options.anew = shares_.automatic();
+    if (shares_.automatic()) options.other_sizes = plan::PlannedStep::OtherSizes::kPlanAnew;
     step_->plan_memory(options);
   }
   if (folder == nullptr) return;

@@ -1,4 +1,4 @@
-#include "dovetail/train/memory/planned_step.h"
+#include "dovetail/plan/step/planned_step.h"
 
 #include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
@@ -25,12 +25,12 @@
 #include "dovetail/plan/solve/memory_floor.h"
 #include "dovetail/plan/solve/placed.h"
 
-namespace dovetail::train {
+namespace dovetail::plan {
 namespace {
 
 constexpr const char* kOneSize =
     "leave out a last batch that is smaller, or fill it up with rows whose loss is not counted. "
-    "PlannedStep::Options::anew records and plans each new size";
+    "PlannedStep::Options::other_sizes runs or plans other sizes";
 constexpr double kAssumedBytesPerS = 1e9;
 constexpr int kRecordedSteps = 3;
 constexpr int kProfiledSteps = 4;  // the first one is a warm-up
@@ -49,21 +49,22 @@ int64_t grown_bytes(uint64_t now, uint64_t before) {
 
 struct PlannedStep::State {
   Work work;
-  plan::StepTensors tensors;
+  Tensors tensors;
   Options options;
   std::vector<at::Tensor> inputs;  // inputs of every step, at fixed addresses
+  std::vector<std::pair<std::string, at::Tensor>> named_inputs;
   Constants constants;
   int steps = 0;
-  std::optional<plan::CapturedStep> captured;
-  plan::StepGraph graph;
-  plan::Plan plan;
-  std::vector<plan::Executor::Run> profiled;
-  std::optional<plan::Executor> executor;
+  std::optional<CapturedStep> captured;
+  StepGraph graph;
+  Plan plan;
+  std::vector<Executor::Run> profiled;
+  std::optional<Executor> executor;
   double solved_s = 0;
   std::optional<MemoryPlanReport> report;
-  std::vector<plan::TradeOff> curve;
-  std::vector<plan::Executor::Run> runs;  // the first kMeasuredSteps runs by the final plan
-  int64_t planned_steps = 0;              // number of steps by either plan
+  std::vector<TradeOff> curve;
+  std::vector<Executor::Run> runs;  // the first kMeasuredSteps runs by the final plan
+  int64_t planned_steps = 0;        // number of steps by either plan
 
   bool is_for(const Inputs& given, const Constants& numbers) const {
     return numbers == constants &&
@@ -72,11 +73,9 @@ struct PlannedStep::State {
            });
   }
 
-  plan::LaterSteps later() const {
-    return options.replay ? plan::LaterSteps::kReplayed : plan::LaterSteps::kCalled;
-  }
+  LaterSteps later() const { return options.replay ? LaterSteps::kReplayed : LaterSteps::kCalled; }
 
-  plan::Executor::Run run_planned() {
+  Executor::Run run_planned() {
     const bool checked = options.check_steps > 0 && planned_steps++ % options.check_steps == 0;
     if (options.replay && !checked) return executor->run();
     return executor->run([this] { work(inputs); },
@@ -88,93 +87,116 @@ struct PlannedStep::State {
       constants = numbers;
       for (const auto& [name, tensor] : given) {
         inputs.push_back(at::empty_like(tensor));
-        tensors.inputs.emplace_back(name, inputs.back());
+        named_inputs.emplace_back(name, inputs.back());
       }
     }
     for (size_t i = 0; i < numbers.size(); ++i)
       if (numbers[i] != constants.at(i))
-        throw UserError(fmt::format("memory.budget: a step has {} {}, but its plan is for {}",
-                                    numbers[i].first, numbers[i].second, constants[i].second),
-                        kOneSize);
+        throw UserError(
+            fmt::format("{}budget: a step has {} {}, but its plan is for {}", options.prefix,
+                        numbers[i].first, numbers[i].second, constants[i].second),
+            kOneSize);
     DOVETAIL_CHECK(given.size() == inputs.size(), "{} inputs became {}", inputs.size(),
                    given.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
       const auto& [name, tensor] = given[i];
-      DOVETAIL_CHECK(name == tensors.inputs[i].first, "input {} became {}", tensors.inputs[i].first,
+      DOVETAIL_CHECK(name == named_inputs[i].first, "input {} became {}", named_inputs[i].first,
                      name);
       if (tensor.sizes() != inputs[i].sizes())
-        throw UserError(fmt::format("memory.budget: a step has {} {}, but its plan is for {}", name,
-                                    ops::describe(tensor), ops::describe(inputs[i])),
-                        kOneSize);
+        throw UserError(
+            fmt::format("{}budget: a step has {} {}, but its plan is for {}", options.prefix, name,
+                        ops::describe(tensor), ops::describe(inputs[i])),
+            kOneSize);
       inputs[i].copy_(tensor);
     }
   }
 
-  plan::RecordingLimit limit() const {
+  RecordingLimit limit() const {
     if (!captured)
       return {.bytes = [this](int64_t keep_all_bytes) {
-        return within_kept(plan::parse_budget(options.budget, keep_all_bytes));
+        return within_kept(parse_budget(options.budget, keep_all_bytes));
       }};
-    const int64_t bytes = within_kept(plan::parse_budget(options.budget, kept().peak_bytes));
+    const int64_t bytes = within_kept(parse_budget(options.budget, kept().peak_bytes));
     return {.bytes = [bytes](int64_t) { return bytes; }, .previous = &*captured};
+  }
+
+  CapturedStep run_recorded(const Inputs& given, LaterSteps how) const {
+    StepTensors used = tensors();
+    used.inputs = given;
+    std::vector<at::Tensor> values;
+    for (const auto& [name, tensor] : given) values.push_back(tensor);
+    return record_step(
+        [&] {
+          work(values);
+          return std::vector<at::Tensor>();
+        },
+        used, how, limit());
+  }
+
+  /// Runs a step of other sizes within the budget. The plan's tensors leave its memory meanwhile,
+  /// so that the budget holds.
+  void run_without_plan(const Inputs& given) {
+    const bool planned = executor.has_value();
+    executor.reset();
+    run_recorded(given, LaterSteps::kNone);
+    if (planned) execute(/*copies_alone=*/!report);
+  }
+
+  /// Makes the executor of `plan`.
+  void execute(bool copies_alone) {
+    executor.emplace(*captured, graph, plan,
+                     Executor::Options{.folder = options.folder, .copies_alone = copies_alone});
   }
 
   /// Records a step. The first recording only finds the memory limit, because gradients and moments
   /// are made in it.
   void record() {
-    const plan::LaterSteps how = steps == 1 ? plan::LaterSteps::kNone : later();
-    plan::CapturedStep step = plan::record_step(
-        [&] {
-          work(inputs);
-          return std::vector<at::Tensor>();
-        },
-        tensors, how, limit());
-    if (steps == kRecordedSteps) plan::check_steady(*captured, step, how);
+    const LaterSteps how = steps == 1 ? LaterSteps::kNone : later();
+    CapturedStep step = run_recorded(named_inputs, how);
+    if (steps == kRecordedSteps) check_steady(*captured, step, how);
     captured = std::move(step);
     graph = graph_allowing(options);
   }
 
-  plan::StepGraph graph_allowing(const Options& allowed) const {
-    plan::StepGraph out = plan::graph_of(*captured);
-    if (allowed.compress) plan::allow_same_codes(*captured, out);
-    if (allowed.compress_mxfp8) plan::allow_loss(*captured, out);
-    if (allowed.offload && allowed.folder.empty()) plan::add_host_updates(*captured, out);
+  StepGraph graph_allowing(const Options& allowed) const {
+    StepGraph out = graph_of(*captured);
+    if (allowed.compress) allow_same_codes(*captured, out);
+    if (allowed.compress_mxfp8) allow_loss(*captured, out);
+    if (allowed.offload && allowed.folder.empty()) add_host_updates(*captured, out);
     out.graph.host_bytes = allowed.host_bytes;
     // Rates are assumed until they are measured.
     out.graph.bandwidth = {.to_host = kAssumedBytesPerS, .to_device = kAssumedBytesPerS};
-    for (plan::Codec& codec : out.graph.codecs)
+    for (Codec& codec : out.graph.codecs)
       codec.encode_bytes_per_s = codec.decode_bytes_per_s = kAssumedBytesPerS;
     return out;
   }
 
-  plan::Timeline kept() const {
-    plan::Graph unlimited = graph.graph;
+  Timeline kept() const {
+    Graph unlimited = graph.graph;
     unlimited.budget_bytes = std::numeric_limits<int64_t>::max();
-    return plan::check(unlimited, plan::keep_all(unlimited));
+    return check(unlimited, keep_all(unlimited));
   }
 
-  plan::PlacedSolution solve(double time_limit_s) {
-    plan::SolveOptions how = solve_options(options);
+  PlacedSolution solve(double time_limit_s) {
+    SolveOptions how = solve_options(options);
     how.time_limit_s = time_limit_s;
-    plan::PlacedSolution made =
-        plan::solve_placed(graph.graph, how, plan::PlanCache(options.plans));
+    PlacedSolution made = solve_placed(graph.graph, how, PlanCache(options.plans));
     plan = made.solution.schedule.plan;
     solved_s += made.solution.seconds;
     return made;
   }
 
-  std::string what_would_lower(const plan::Floor& floor) const {
+  std::string what_would_lower(const Floor& floor) const {
     std::string out;
     for (const auto& [name, allowed] : kTechniques) {
       if (options.*allowed) continue;
       Options more = options;
       more.*allowed = true;
       if (more.folder.empty()) more.folder = "FOLDER";
-      if (plan::floor_of(graph_allowing(more).graph, solve_options(more)).bytes >= floor.bytes)
-        continue;
+      if (floor_of(graph_allowing(more).graph, solve_options(more)).bytes >= floor.bytes) continue;
       out += out.empty() ? "; " : " or ";
-      out += allowed == &Options::offload ? "memory.folder"
-                                          : fmt::format("memory.allow = [\"{}\"]", name);
+      out += options.prefix +
+             (allowed == &Options::offload ? "folder" : fmt::format("allow = [\"{}\"]", name));
     }
     return out.empty() ? out : out + " would lower the floor";
   }
@@ -182,41 +204,37 @@ struct PlannedStep::State {
   void run_profiled() {
     if (profiled.empty()) {
       const int64_t budget = graph.graph.budget_bytes =
-          plan::parse_budget(options.budget, kept().peak_bytes);
-      const plan::Floor floor = plan::floor_of(graph.graph, solve_options(options));
+          parse_budget(options.budget, kept().peak_bytes);
+      const Floor floor = floor_of(graph.graph, solve_options(options));
       if (budget < floor.bytes)
-        throw plan::below_floor(graph.graph, floor, "memory.budget",
-                                fmt::format("raise the budget or lower the batch{}; `dovetail plan "
-                                            "CONFIG --fits` searches for the largest that fits",
-                                            what_would_lower(floor)));
+        throw below_floor(graph.graph, floor, options.prefix + "budget",
+                          fmt::format("raise the budget or lower the batch{}{}",
+                                      what_would_lower(floor), options.floor_help));
       if (options.offload)
-        graph.graph.bandwidth = plan::measure_bandwidth(
+        graph.graph.bandwidth = measure_bandwidth(
             options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);
-      plan::measure_codecs(graph, std::min(kMeasuredPackingBytes, budget / 2), kMeasuredPackings);
+      measure_codecs(graph, std::min(kMeasuredPackingBytes, budget / 2), kMeasuredPackings);
       solve(kFirstPlan * options.solve_s);
-      executor.emplace(*captured, graph, plan,
-                       plan::Executor::Options{.folder = options.folder, .copies_alone = true});
+      execute(/*copies_alone=*/true);
     }
     profiled.push_back(run_planned());
   }
 
   void make_plan() {
-    plan::set_times(graph.graph, plan, std::span(profiled).subspan(1));
-    plan::limit_bandwidth(graph.graph, plan, std::span(profiled).subspan(1));
-    plan::share_times(graph.graph, plan);
+    set_times(graph.graph, plan, std::span(profiled).subspan(1));
+    limit_bandwidth(graph.graph, plan, std::span(profiled).subspan(1));
+    share_times(graph.graph, plan);
     executor.reset();  // frees the arena, because solving takes memory, too
-    const plan::Timeline all = kept();
-    const plan::PlacedSolution placed = solve(options.solve_s);
-    const plan::Solution& solution = placed.solution;
-    plan::SolveOptions quick = solve_options(options);
+    const Timeline all = kept();
+    const PlacedSolution placed = solve(options.solve_s);
+    const Solution& solution = placed.solution;
+    SolveOptions quick = solve_options(options);
     quick.time_limit_s /= kShareOfCurve;
-    const int64_t floor_bytes =
-        plan::placed_floor_bytes(graph.graph, solve_options(options), placed);
+    const int64_t floor_bytes = placed_floor_bytes(graph.graph, solve_options(options), placed);
     if (options.curve_budgets > 0)
-      curve = plan::trade_off(graph.graph, quick, floor_bytes, all.peak_bytes,
-                              options.curve_budgets, placed);
-    const plan::PlanOutcome outcome =
-        plan::outcome_of(graph.graph, plan, solution.schedule.timeline);
+      curve =
+          trade_off(graph.graph, quick, floor_bytes, all.peak_bytes, options.curve_budgets, placed);
+    const PlanOutcome outcome = outcome_of(graph.graph, plan, solution.schedule.timeline);
     MemoryPlanReport made{.budget_bytes = graph.graph.budget_bytes,
                           .keep_all_bytes = all.peak_bytes,
                           .floor_bytes = floor_bytes,
@@ -228,11 +246,11 @@ struct PlannedStep::State {
                           .keep_all_s = all.makespan_s,
                           .solve_s = solved_s,
                           .bandwidth = graph.graph.bandwidth};
-    for (const plan::PackedOutcome& packed : outcome.packed) {
+    for (const PackedOutcome& packed : outcome.packed) {
       made.compressed_bytes += packed.bytes;
       made.packed_bytes += packed.packed_bytes;
     }
-    executor.emplace(*captured, graph, plan, plan::Executor::Options{.folder = options.folder});
+    execute(/*copies_alone=*/false);
     options.paged.reset();
     made.step_bytes = executor->arena_bytes() + graph.graph.base_bytes;
     if (options.idle_bytes > 0) {
@@ -266,9 +284,9 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
           {"slowdown", report.bandwidth.slowdown}};
 }
 
-PlannedStep::PlannedStep(Work work, plan::StepTensors tensors, Options options)
+PlannedStep::PlannedStep(Work work, Tensors tensors, Options options)
     : state_(std::make_unique<State>()) {
-  plan::parse_budget(options.budget, 1 << 30);  // reports a malformed budget early
+  parse_budget(options.budget, 1 << 30);  // reports a malformed budget early
   state_->work = std::move(work);
   state_->tensors = std::move(tensors);
   state_->options = std::move(options);
@@ -277,15 +295,18 @@ PlannedStep::PlannedStep(Work work, plan::StepTensors tensors, Options options)
 PlannedStep::~PlannedStep() = default;
 
 void PlannedStep::run(const Inputs& inputs, const Constants& constants) {
-  if (state_->options.anew && state_->steps > 0 && !state_->is_for(inputs, constants))
+  const OtherSizes other = state_->options.other_sizes;
+  if (other != OtherSizes::kRefuse && state_->steps > 0 && !state_->is_for(inputs, constants)) {
+    if (other == OtherSizes::kRunWithoutPlan) return state_->run_without_plan(inputs);
     restart_search();
+  }
   State& s = *state_;
   s.take(inputs, constants);
   ++s.steps;
   if (s.steps <= kRecordedSteps) return s.record();
   if (s.steps < kRecordedSteps + kProfiledSteps) return s.run_profiled();
   if (s.report) {
-    plan::Executor::Run run = s.run_planned();
+    Executor::Run run = s.run_planned();
     if (s.runs.size() < kMeasuredSteps) s.runs.push_back(std::move(run));
     return;
   }
@@ -297,11 +318,10 @@ void PlannedStep::restart_search() {
   auto next = std::make_unique<State>();
   next->work = std::move(state_->work);
   next->tensors = std::move(state_->tensors);
-  next->tensors.inputs.clear();
   next->options = std::move(state_->options);
   next->options.paged.reset();  // must end before the next one is made
   if (!next->options.folder.empty())
-    next->options.paged = std::make_shared<plan::PagedAllocations>(next->options.folder);
+    next->options.paged = std::make_shared<PagedAllocations>(next->options.folder);
   state_ = std::move(next);  // destroys the executor, which moves tensors out of its arena
 }
 
@@ -312,7 +332,9 @@ int64_t PlannedStep::measured_bytes() const {
   return state_->executor->resident_bytes() + state_->graph.graph.base_bytes;
 }
 
-const plan::Graph& PlannedStep::graph() const { return state_->graph.graph; }
+const Graph& PlannedStep::graph() const { return state_->graph.graph; }
+
+bool PlannedStep::records() const { return state_->steps < kRecordedSteps; }
 
 bool PlannedStep::runs_by_plan() const { return !state_->runs.empty(); }
 
@@ -334,27 +356,27 @@ PlannedStepView PlannedStep::view() const {
           .curve = s.curve};
 }
 
-plan::SolveOptions PlannedStep::solve_options(const Options& options) {
+SolveOptions PlannedStep::solve_options(const Options& options) {
   return {.offload = options.offload,
           .recompute = options.recompute,
           .compress = options.compress || options.compress_mxfp8,
           .algorithms = options.algorithms,
-          .least_bytes = plan::kPagedBytes,
+          .least_bytes = kPagedBytes,
           .time_limit_s = options.solve_s};
 }
 
 std::string PlannedStep::what_would_lower_the_floor() const {
-  return state_->what_would_lower(plan::floor_of(graph(), solve_options(state_->options)));
+  return state_->what_would_lower(floor_of(graph(), solve_options(state_->options)));
 }
 
 void PlannedStep::write(const std::filesystem::path& folder) const {
   if (!state_->report) return;
-  write_file_atomically(folder / "graph.json", plan::to_json(state_->graph.graph).dump(1) + "\n");
+  write_file_atomically(folder / "graph.json", to_json(state_->graph.graph).dump(1) + "\n");
   write_file_atomically(folder / "plan.json",
-                        plan::to_json(state_->plan, state_->graph.graph).dump(1) + "\n");
+                        to_json(state_->plan, state_->graph.graph).dump(1) + "\n");
   nlohmann::ordered_json record = to_json(*state_->report);
   record.update(memory_record(view()));
   write_file_atomically(folder / "memory_plan.json", record.dump() + "\n");
 }
 
-}  // namespace dovetail::train
+}  // namespace dovetail::plan

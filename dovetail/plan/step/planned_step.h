@@ -17,9 +17,9 @@
 #include "dovetail/plan/record/capture.h"
 #include "dovetail/plan/run/paged_memory.h"
 #include "dovetail/plan/solve/solve.h"
-#include "dovetail/train/memory/record.h"
+#include "dovetail/plan/step/memory_record.h"
 
-namespace dovetail::train {
+namespace dovetail::plan {
 
 /// Results of a memory plan, for the log and memory_plan.json. Bytes that a technique (offload,
 /// recompute, compress) affects are sums over one step. The slow tier is the place to which a plan
@@ -38,8 +38,8 @@ struct MemoryPlanReport {
   int nodes = 0;                 ///< number of operations of a step
   /// Predicted seconds of a step. `predicted_s`: by the plan. `keep_all_s`: with all tensors kept.
   double predicted_s = 0, keep_all_s = 0;
-  double solve_s = 0;         ///< seconds that the search for both plans took
-  plan::Bandwidth bandwidth;  ///< measured rates of copies to the slow tier and back
+  double solve_s = 0;   ///< seconds that the search for both plans took
+  Bandwidth bandwidth;  ///< measured rates of copies to the slow tier and back
   /// Predicted growth of the process above Options::idle_bytes, its size before the model. 0:
   /// unknown.
   int64_t process_bytes = 0;
@@ -59,16 +59,21 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report);
 ///    of each operation.
 /// 3. All further steps run by the final plan, which is made from these times.
 ///
-/// Options::paged can place large tensors in a file until there is a plan. Options::anew starts
-/// over at 1 when shapes change, for example because a rank gets more samples.
+/// Options::paged can place large tensors in a file until there is a plan.
 class PlannedStep {
  public:
   /// Default of Options::curve_budgets.
   static constexpr int kCurveBudgets = 8;
   /// Number of steps whose times are recorded: the first ones that run by the final plan.
   static constexpr int kMeasuredSteps = 5;
+  /// - kRefuse: throw UserError, before anything has changed.
+  /// - kPlanAnew: start over with recording, for example because a rank gets more samples.
+  /// - kRunWithoutPlan: run the step by online recomputing, within the budget. The plan goes on
+  ///   with the next step. Tensors leave the plan's memory and return to it. Such steps should be rare,
+  ///   like the last batch of an epoch.
+  enum class OtherSizes { kRefuse, kPlanAnew, kRunWithoutPlan };
   struct Options {
-    std::string budget;  ///< maximum memory of a step (plan::parse_budget)
+    std::string budget;  ///< maximum memory of a step (parse_budget)
     /// Folder to offload tensors to (slow tier). If it is empty, offloaded tensors go to memory of
     /// the process that does not count towards the budget.
     std::filesystem::path folder;
@@ -89,10 +94,9 @@ class PlannedStep {
     int curve_budgets = kCurveBudgets;
     /// Scope in which large tensors are allocated in a file; null: none. The final plan ends it
     /// (reset).
-    std::shared_ptr<plan::PagedAllocations> paged = {};
-    /// Reaction to a step whose shapes or constants differ from the plan. true: start over with
-    /// recording. false: throw UserError.
-    bool anew = false;
+    std::shared_ptr<PagedAllocations> paged = {};
+    /// Reaction to a step whose input shapes or constants differ from the plan's.
+    OtherSizes other_sizes = OtherSizes::kRefuse;
     /// Way in which steps with a plan run:
     ///
     /// - false: each step calls `work`, and its operations run as planned.
@@ -105,6 +109,10 @@ class PlannedStep {
     /// when it was recorded. With `replay` it also throws if a number differs from the recorded
     /// one.
     int check_steps = 100;
+    /// Text that precedes names of options in messages, such as "memory." for config keys.
+    std::string prefix = "";
+    /// Further advice if the budget is below the floor; may be empty.
+    std::string floor_help = "";
   };
   /// Techniques that a plan may use to save memory, by their names in memory.allow:
   ///
@@ -121,34 +129,37 @@ class PlannedStep {
        {"compress_mxfp8", &Options::compress_mxfp8},
        {"algorithms", &Options::algorithms}}};
   /// Returns the options of the search for a plan.
-  static plan::SolveOptions solve_options(const Options& options);
+  static SolveOptions solve_options(const Options& options);
   /// Inputs of a step: tensors with names.
   using Inputs = std::vector<std::pair<std::string, at::Tensor>>;
   /// Named numbers, other than input shapes, on which the operations of a step depend. A plan is
-  /// valid only for the same constants (Options::anew).
+  /// valid only for the same constants (Options::other_sizes).
   using Constants = std::vector<std::pair<std::string, int64_t>>;
   /// Function that runs one step. Its argument has the tensors of Inputs in the same order.
   using Work = std::function<void(const std::vector<at::Tensor>& inputs)>;
-  /// `tensors` are the parameters and optimizer state that steps read and change. The first steps
-  /// call `work`; Options::replay tells how later steps run. Rules for `work`:
+  /// Function that returns the parameters and the state (buffers, moments) that steps read and
+  /// change. It is called before each recorded step, since optimizers make moments in the first.
+  using Tensors = std::function<StepTensors()>;
+  /// The first steps call `work`; Options::replay tells how later steps run. Rules for `work`:
   ///
   /// - Each call must call the same operators on the same shapes.
   /// - Without Options::replay, it may pass other numbers to operators, and may read values of
   ///   tensors.
   /// - It may hold tensors from one step to the next.
-  /// - It may read its argument, `tensors`, and other tensors that were made before the first step.
+  /// - It may read its argument, `tensors()`, and other tensors that were made before the first
+  /// step.
   /// - Gradients that it makes are dropped at the end of the step.
-  PlannedStep(Work work, plan::StepTensors tensors, Options options);
+  PlannedStep(Work work, Tensors tensors, Options options);
   ~PlannedStep();
 
   /// Runs a step. Inputs and constants must have the same names in each step. Throws UserError if
   /// the step cannot be recorded. Throws UserError if the budget is below the floor, the minimum
-  /// budget for which there is a plan. Without Options::anew it also throws if a shape or constant
-  /// differs from earlier steps.
+  /// budget for which there is a plan. Options::other_sizes tells what happens if a shape or
+  /// constant differs from earlier steps.
   void run(const Inputs& inputs, const Constants& constants);
 
   /// Returns the report of the final plan. It is nullopt while there is no final plan, also after
-  /// Options::anew has started over.
+  /// OtherSizes::kPlanAnew has started over.
   const std::optional<MemoryPlanReport>& report() const;
   /// Returns the part of MemoryPlanReport::step_bytes that is in resident memory (pages that steps
   /// by the plan have touched). Needs a report.
@@ -159,7 +170,9 @@ class PlannedStep {
   std::string what_would_lower_the_floor() const;
   /// Returns the graph of the recorded step. Call it after the third step or later. Once there is a
   /// plan, the graph also has times, bandwidth and budget.
-  const plan::Graph& graph() const;
+  const Graph& graph() const;
+  /// Returns true if the next step is recorded.
+  bool records() const;
   /// Returns true if the last step ran by the final plan.
   bool runs_by_plan() const;
   /// Returns true if kMeasuredSteps steps have run by the final plan.
@@ -178,4 +191,4 @@ class PlannedStep {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace dovetail::train
+}  // namespace dovetail::plan

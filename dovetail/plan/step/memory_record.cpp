@@ -1,4 +1,4 @@
-#include "dovetail/train/memory/record.h"
+#include "dovetail/plan/step/memory_record.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,11 +10,11 @@
 #include "dovetail/plan/show/memory_use.h"
 #include "dovetail/plan/show/outcome.h"
 
-namespace dovetail::train {
+namespace dovetail::plan {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Spans = std::vector<plan::Timeline::Span>;
+using Spans = std::vector<Timeline::Span>;
 
 constexpr size_t kMostPoints = 500;
 constexpr double kNarrow = 1.0 / 2000;  // share of a step; shorter gaps are invisible in a chart
@@ -22,9 +22,9 @@ constexpr double kNarrow = 1.0 / 2000;  // share of a step; shorter gaps are inv
 double microseconds(double seconds) { return std::round(seconds * 1e6) / 1e6; }
 
 /// Converts to [[seconds, bytes of each purpose...], ...].
-Json points(const std::vector<plan::MemoryUse>& use) {
+Json points(const std::vector<MemoryUse>& use) {
   Json out = Json::array();
-  for (const plan::MemoryUse& at : plan::thin_out(use, kMostPoints)) {
+  for (const MemoryUse& at : thin_out(use, kMostPoints)) {
     Json point = {microseconds(at.time_s)};
     for (const int64_t bytes : at.bytes) point.push_back(bytes);
     out.push_back(std::move(point));
@@ -40,22 +40,22 @@ class Streams {
       : narrow_s_(kNarrow * step_s) {
     std::vector<int> runs(step.graph.nodes.size());
     for (size_t a = 0; a < spans.size(); ++a) {
-      const plan::Action& action = step.plan.actions[a];
+      const Action& action = step.plan.actions[a];
       switch (action.op) {
-        case plan::Op::kCompute: {
+        case Op::kCompute: {
           const std::string& layer = step.graph.nodes[action.node].layer;
           const bool again = runs[action.node]++ > 0;
           add(again ? "again" : "compute", layer.empty() ? "outside the layers" : layer, spans[a]);
           break;
         }
-        case plan::Op::kCompress:
-        case plan::Op::kDecompress:
+        case Op::kCompress:
+        case Op::kDecompress:
           add("codec", step.graph.tensors[action.tensor].id, spans[a]);
           break;
-        case plan::Op::kOffload:
+        case Op::kOffload:
           add("out", step.graph.tensors[action.tensor].id, spans[a]);
           break;
-        case plan::Op::kPrefetch:
+        case Op::kPrefetch:
           add("in", step.graph.tensors[action.tensor].id, spans[a]);
           break;
         default:
@@ -66,7 +66,7 @@ class Streams {
   Json json() const { return json_; }
 
  private:
-  void add(const char* stream, const std::string& what, const plan::Timeline::Span& span) {
+  void add(const char* stream, const std::string& what, const Timeline::Span& span) {
     Json& bars = json_[stream];
     if (!bars.empty() && bars.back()[2] == what &&
         span.start_s - bars.back()[1].get<double>() <= narrow_s_)
@@ -85,9 +85,9 @@ class Streams {
 
 }  // namespace
 
-const plan::Executor::Run* median_run(std::span<const plan::Executor::Run> runs) {
-  std::vector<const plan::Executor::Run*> sorted;
-  for (const plan::Executor::Run& run : runs) sorted.push_back(&run);
+const Executor::Run* median_run(std::span<const Executor::Run> runs) {
+  std::vector<const Executor::Run*> sorted;
+  for (const Executor::Run& run : runs) sorted.push_back(&run);
   if (sorted.empty()) return nullptr;
   const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
   std::nth_element(sorted.begin(), middle, sorted.end(),
@@ -96,19 +96,18 @@ const plan::Executor::Run* median_run(std::span<const plan::Executor::Run> runs)
 }
 
 Json memory_record(const PlannedStepView& step) {
-  const plan::Executor::Run* run = median_run(step.runs);
-  Json record = plan::to_json(plan::outcome_of(step.graph, step.plan, step.timeline), step.graph);
+  const Executor::Run* run = median_run(step.runs);
+  Json record = to_json(outcome_of(step.graph, step.plan, step.timeline), step.graph);
 
-  plan::Graph unlimited = step.graph;
+  Graph unlimited = step.graph;
   unlimited.budget_bytes = std::numeric_limits<int64_t>::max();
-  const plan::Plan keep_all = plan::keep_all(unlimited);
-  const plan::Timeline kept = plan::check(unlimited, keep_all);
-  const auto kept_use = plan::memory_use(step.graph, keep_all, kept.actions);
-  const auto simulated = plan::memory_use(step.graph, step.plan, step.timeline.actions);
+  const Plan keep_all = plan::keep_all(unlimited);
+  const Timeline kept = check(unlimited, keep_all);
+  const auto kept_use = memory_use(step.graph, keep_all, kept.actions);
+  const auto simulated = memory_use(step.graph, step.plan, step.timeline.actions);
 
   Json purposes = Json::array();
-  for (size_t p = 0; p < plan::kPurposes; ++p)
-    purposes.push_back(plan::name(static_cast<plan::Purpose>(p)));
+  for (size_t p = 0; p < kPurposes; ++p) purposes.push_back(name(static_cast<Purpose>(p)));
   record["step"]["keep_all_s"] = kept.makespan_s;
   record["step"]["measured_s"] = run == nullptr ? Json() : Json(run->seconds);
   record["peak"] = {{"keep_all_bytes", kept.peak_bytes},
@@ -124,14 +123,14 @@ Json memory_record(const PlannedStepView& step) {
   record["streams"] = {
       {"simulated", Streams(step, step.timeline.actions, step.timeline.makespan_s).json()}};
   if (run != nullptr) {
-    const auto measured = plan::memory_use(step.graph, step.plan, run->actions);
+    const auto measured = memory_use(step.graph, step.plan, run->actions);
     record["peak"]["used_bytes"] = step.used_bytes;
-    record["peak"]["measured_bytes"] = plan::peak_of(measured);
+    record["peak"]["measured_bytes"] = peak_of(measured);
     record["memory"]["measured"] = points(measured);
     record["streams"]["measured"] = Streams(step, run->actions, run->seconds).json();
   }
-  record["curve"] = plan::to_json({step.curve.begin(), step.curve.end()});
+  record["curve"] = to_json({step.curve.begin(), step.curve.end()});
   return record;
 }
 
-}  // namespace dovetail::train
+}  // namespace dovetail::plan

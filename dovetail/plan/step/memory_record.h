@@ -9,13 +9,13 @@
 #include "dovetail/plan/run/executor.h"
 #include "dovetail/plan/show/trade_off.h"
 
-namespace dovetail::train {
+namespace dovetail::plan {
 
 /// Data from which memory_record is made.
 struct PlannedStepView {
-  const plan::Graph& graph;
-  const plan::Plan& plan;
-  const plan::Timeline& timeline;  ///< predicted times of a step that runs by the plan
+  const Graph& graph;
+  const Plan& plan;
+  const Timeline& timeline;  ///< predicted times of a step that runs by the plan
   /// Bytes of the memory in which the plan places tensors, including tensors that are always
   /// resident.
   int64_t places_bytes;
@@ -25,12 +25,12 @@ struct PlannedStepView {
   /// `process_predicted_bytes`: predicted. `process_bytes`: measured. 0: unknown.
   int64_t process_predicted_bytes, process_bytes;
   /// Measured times of the first steps that ran by the plan; may be empty.
-  std::span<const plan::Executor::Run> runs;
-  std::span<const plan::TradeOff> curve;  ///< predicted step time for other budgets
+  std::span<const Executor::Run> runs;
+  std::span<const TradeOff> curve;  ///< predicted step time for other budgets
 };
 
 /// Returns the run with the median duration, or null if `runs` is empty.
-const plan::Executor::Run* median_run(std::span<const plan::Executor::Run> runs);
+const Executor::Run* median_run(std::span<const Executor::Run> runs);
 
 /// Returns the content of memory_plan.json (docs/training.md):
 ///
@@ -41,4 +41,4 @@ const plan::Executor::Run* median_run(std::span<const plan::Executor::Run> runs)
 /// - step time as a function of the budget
 nlohmann::ordered_json memory_record(const PlannedStepView& step);
 
-}  // namespace dovetail::train
+}  // namespace dovetail::plan
