@@ -13,9 +13,11 @@ import ctypes
 import json
 import os
 import pathlib
+import weakref
 from collections.abc import Callable, Iterator
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 TECHNIQUES = ("recompute", "compress", "algorithms")
@@ -25,11 +27,32 @@ class PlanError(RuntimeError):
     """A step cannot be planned, or differs from the recorded one. The traceback shows the line of the function."""
 
 
+class _Reads(TorchFunctionMode):
+    """Lets the function read values by pointer, as ``numpy`` and printing do, from a copy outside the plan's memory."""
+
+    NAMES = frozenset({"numpy", "tolist", "__array__", "__dlpack__", "__repr__", "__reduce_ex__", "__deepcopy__"})
+
+    def __init__(self, native):
+        super().__init__()
+        self._native = native
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") not in self.NAMES or not args[0].is_cpu:
+            return func(*args, **kwargs)
+        seen = args[0].detach().clone()  # an operation of the step, after which nothing has reused its memory
+        self._native.set_outside(True)
+        try:
+            return func(seen.clone().requires_grad_(args[0].requires_grad), *args[1:], **kwargs)
+        finally:
+            self._native.set_outside(False)
+
+
 class Step:
     """Calls a training function within a memory budget. Made by :func:`step`.
 
     The first three calls record the function's operations; the next four measure them by a first plan. From the eighth
-    on, calls run by the final plan.
+    on, calls run by the final plan. A call that raises an exception ends the plan: the next call records anew.
     """
 
     def __init__(self, function: Callable, model: torch.nn.Module, optimizer, options: dict):
@@ -37,11 +60,13 @@ class Step:
         self._optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
         self._options = json.dumps(options)
         self._names = {id(module): name for name, module in model.named_modules() if name}
-        self._callback = ctypes.CFUNCTYPE(ctypes.c_int)(self._work)
+        work = weakref.WeakMethod(self._work)  # no cycle: the last reference to a step ends its plan
+        self._callback = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: work()())
         self._given = self._result = self._error = None
         self._restart()
 
     def _restart(self) -> None:
+        self._native = None  # ends the previous plan, which gives the tensors memory of their own
         self._native = torch.classes.dovetail.PlannedStep(
             self._options, ctypes.cast(self._callback, ctypes.c_void_p).value
         )
@@ -51,9 +76,9 @@ class Step:
         """Run one step, and return what the function returns.
 
         Args:
-            args, kwargs: arguments of the function: tensors, or lists, tuples and dicts with tensors. Tensors are
-                copied to the places of the plan. If other calls began with other sizes, this step runs
-                within the budget without a plan.
+            args, kwargs: arguments of the function: tensors, or lists, tuples and dicts with tensors. The function gets
+                copies of tensors. If other calls began with other sizes, this step runs within the budget without a
+                plan.
 
         Raises:
             PlanError: the step cannot be planned, or the budget is too small. The message names operator and module.
@@ -65,12 +90,15 @@ class Step:
             if tensor.requires_grad:
                 raise PlanError(f"dovetail.plan: argument {name} requires a gradient; a step's inputs have none")
         self._look_at_tensors()
-        self._given = [leaf for _, leaf in paths], structure
+        self._given = names, [leaf for _, leaf in paths], structure
         try:
-            with self._layers():
+            with self._layers(), torch.compiler.set_stance("force_eager"):
                 self._native.run(names, tensors)
-        except RuntimeError as error:
-            raised, self._error = self._error, None
+        except BaseException as error:
+            raised, self._error, self._result = self._error, None, None
+            self._restart()
+            if not isinstance(error, RuntimeError):
+                raise
             message = str(error)
             if raised is None:
                 raise PlanError(message) from None
@@ -83,18 +111,34 @@ class Step:
         return result
 
     def _work(self) -> int:
-        """Calls the function with the tensors of the plan. Called by the library."""
+        """Calls the function with copies of the plan's inputs. Called by the library. Returns 1, or 0 for an error."""
         try:
-            leaves, structure = self._given
-            tensors = iter(self._native.inputs())
+            names, leaves, structure = self._given
+            copies = [tensor.clone() for tensor in self._native.inputs()]
+            tensors = iter(copies)
             leaves = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             args, kwargs = _pytree.tree_unflatten(leaves, structure)
-            del leaves, tensors
-            self._result = self._function(*args, **kwargs)
+            parameters = list(self._model.parameters())
+            versions = [parameter._version for parameter in parameters]
+            with _Reads(self._native):
+                self._result = self._function(*args, **kwargs)
+            for name, tensor in zip(names, copies, strict=True):
+                if tensor._version > 0:
+                    raise PlanError(
+                        f"dovetail.plan: the function changes argument {name} in place, which the caller would not "
+                        "see; return it, or make it a buffer of the model"
+                    )
+            if versions == [parameter._version for parameter in parameters] and any(
+                parameter.grad is not None for parameter in parameters
+            ):
+                raise PlanError(
+                    "dovetail.plan: the function leaves gradients and updates nothing; gradients end with the call; "
+                    "call optimizer.step() in the function, or return the gradients"
+                )
         except BaseException as error:
             self._error = error
-            return 1
-        return 0
+            return 0
+        return 1
 
     def _tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Parameters, and state: buffers and tensors of the optimizers."""
@@ -216,6 +260,19 @@ def step(
     Raises:
         PlanError: an option is wrong.
     """
+    for name, value, kinds in (
+        ("function", function, Callable),
+        ("model", model, torch.nn.Module),
+        ("optimizer", optimizer, torch.optim.Optimizer | list | tuple | None),
+        ("budget", budget, str),
+        ("folder", folder, str | os.PathLike | None),
+        ("allow", allow, list | tuple | None),
+        ("host_bytes", host_bytes, str | None),
+        ("solve_s", solve_s, int | float),
+    ):
+        if not isinstance(value, kinds):
+            example = '; give a size such as "2GiB", or "0.5x"' if name == "budget" else ""
+            raise PlanError(f"dovetail.plan: {name} is {value!r}, of type {type(value).__name__}{example}")
     if allow is None:
         allow = [*TECHNIQUES, *(["offload"] if folder else [])]
     elif "offload" in allow and not folder:

@@ -4,6 +4,7 @@
 #include <ATen/ops/item.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 
@@ -24,6 +25,8 @@ bool same_value(const c10::IValue& a, const c10::IValue& b) {
 
 bool is_number(const c10::IValue& value) {
   if (value.isTensor()) return value.toTensor().defined() && is_number(value.toTensor().item());
+  if (value.isList() && !value.isIntList() && !value.isTensorList())
+    return std::ranges::all_of(value.toListRef(), is_number);
   return value.isInt() || value.isDouble() || value.isComplexDouble();
 }
 

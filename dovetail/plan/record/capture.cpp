@@ -5,6 +5,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <algorithm>
 #include <array>
@@ -55,8 +56,16 @@ bool is_one_of(std::string_view name, const std::array<std::string_view, N>& nam
 }
 
 /// Allocations of one operation, as the allocators report them.
-class AllocationLog : public c10::MemoryReportingInfoBase {
+/// torch expects a state of its profiler in the place where allocations are reported.
+class AllocationLog : public torch::profiler::impl::ProfilerStateBase {
  public:
+  AllocationLog()
+      : ProfilerStateBase(
+            torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::Disabled)) {
+  }
+  torch::profiler::impl::ActiveProfilerType profilerType() override {
+    return torch::profiler::impl::ActiveProfilerType::NONE;
+  }
   void reportMemoryUsage(void* pointer, int64_t bytes, size_t, size_t, c10::Device) override {
     if (!open_ || !allocations_are_recorded()) return;
     if (bytes >= 0) {
@@ -141,6 +150,7 @@ class Recorder : public OperationHandler {
     CapturedOperation made{.handle = op, .name = name, .layer = layer};
     made.backward = torch::autograd::get_current_node() != nullptr;
     made.random = op.hasTag(at::Tag::nondeterministic_seeded);
+    made.grad_mode = at::GradMode::is_enabled();
     made.once = numbers || (ours && (*stack)[stack->size() - 2].toBool());
     std::map<int, c10::Storage> found;
     for (size_t i = 0; i < count; ++i) {
@@ -394,6 +404,10 @@ class ErrorsAlone {
 CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step,
                          const StepTensors& tensors, LaterSteps later,
                          std::optional<RecordingLimit> limit) {
+  check_no_planned_step_runs();
+  user_check(
+      c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) == nullptr,
+      "plan: a step cannot be recorded inside torch.profiler; profile steps by the final plan");
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   const ErrorsAlone log;

@@ -46,7 +46,8 @@ struct MemoryEvent {
 /// CapturedStep::storages.
 struct CapturedOperation {
   c10::OperatorHandle handle;
-  std::string name;  ///< operator, as in "aten::mm"
+  std::string name;        ///< operator, as in "aten::mm"
+  bool grad_mode = false;  ///< at::GradMode when it was called; some operators then save more
   /// Layer of the model (LayerScope in base/layer_scope.h). For backward, this is the layer of its
   /// forward operation.
   std::string layer;

@@ -64,6 +64,7 @@ Interception::~Interception() {
 }
 
 void Interception::run(OperationHandler& handler, const std::function<void()>& work) {
+  check_no_planned_step_runs();
   const auto stop = [](OperationHandler** before) { handler_now = *before; };
   OperationHandler* before = std::exchange(handler_now, &handler);
   const std::unique_ptr<OperationHandler*, decltype(stop)> stopped(&before, stop);
@@ -76,6 +77,10 @@ void Interception::run(OperationHandler& handler, const std::function<void()>& w
     throw;
   }
   if (refusal) std::rethrow_exception(std::exchange(refusal, nullptr));
+}
+
+void check_no_planned_step_runs() {
+  user_check(handler_now == nullptr, "plan: a planned step runs within another planned step");
 }
 
 bool is_own_operation(const c10::OperatorHandle& operation) {

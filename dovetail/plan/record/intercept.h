@@ -34,6 +34,9 @@ class Interception {
   static void run(OperationHandler& handler, const std::function<void()>& work);
 };
 
+/// Throws UserError if the calling thread is inside `Interception::run`.
+void check_no_planned_step_runs();
+
 /// Returns the name of an operator. Example: "aten::mm". For dovetail::operation
 /// (base/operation.h), this is the name that its caller passed. `stack` has the operator's
 /// arguments.

@@ -1,5 +1,6 @@
 #include "dovetail/plan/record/operation_call.h"
 
+#include <ATen/core/grad_mode.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -47,7 +48,8 @@ torch::jit::Stack call(const CapturedOperation& operation,
     }
   }
   const c10::impl::ExcludeDispatchKeyGuard below(
-      c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+  const at::AutoGradMode as_recorded(operation.grad_mode);
   operation.handle.callBoxed(stack);
   return stack;
 }

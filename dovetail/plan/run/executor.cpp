@@ -119,7 +119,8 @@ struct Executor::State : StepMemory {
     arena->drop_all_but(homes());
     for (size_t t = 0; t < between_steps.size(); ++t) {
       if (between_steps[t] == nullptr) continue;
-      const c10::Storage& storage = step.storages[graph.storage_of_tensor[t]].external.storage();
+      const c10::Storage& storage = found_storage(t);
+      if (storage.data() != between_steps[t]) continue;  // another plan has it
       c10::DataPtr own = own_memory(storage.nbytes());
       std::memcpy(own.get(), between_steps[t], storage.nbytes());
       storage.set_data_ptr_noswap(std::move(own));
@@ -324,11 +325,25 @@ struct Executor::State : StepMemory {
     }
   }
 
+  const c10::Storage& found_storage(size_t t) const {
+    return step.storages[graph.storage_of_tensor[t]].external.storage();
+  }
+
+  /// Throws UserError if a tensor of the step is no longer where the plan has put it.
+  void check_places() const {
+    for (size_t t = 0; t < between_steps.size(); ++t)
+      if (between_steps[t] != nullptr && found_storage(t).data() != between_steps[t])
+        throw UserError(fmt::format("plan: {} is no longer in the memory of this plan",
+                                    step.storages[graph.storage_of_tensor[t]].name),
+                        "a tensor can be in one planned step at a time: delete the other step, or "
+                        "make one step of both");
+  }
+
   /// Points tensors that the step found to their places between steps.
   void return_found() {
     for (size_t t = 0; t < between_steps.size(); ++t) {
       if (between_steps[t] == nullptr) continue;
-      const c10::Storage& storage = step.storages[graph.storage_of_tensor[t]].external.storage();
+      const c10::Storage& storage = found_storage(t);
       if (storage.data() != between_steps[t])
         storage.set_data_ptr_noswap(
             c10::DataPtr(between_steps[t], c10::Device(c10::DeviceType::CPU)));
@@ -393,6 +408,7 @@ struct Executor::State : StepMemory {
 
   void begin() {
     user_check(!failed, "plan: the step cannot go on after the error of the last one");
+    check_places();
     failed = true;
     if (guide) guide->release_held();
     spans.assign(plan.actions.size(), {});
@@ -470,8 +486,14 @@ Executor::Run Executor::run(const std::function<void()>& work, const CallChecks&
     s.guide.emplace(s.step, s);
   }
   s.begin();
-  s.guide->run(work, checks);
-  Run run = s.finish();
+  Run run;
+  try {
+    s.guide->run(work, checks);
+    run = s.finish();
+  } catch (...) {
+    s.return_found();
+    throw;
+  }
   s.return_found();
   s.guide->find_held();
   return run;

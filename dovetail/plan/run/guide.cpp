@@ -180,6 +180,7 @@ void Guide::find_held() {
       storage->set_data_ptr_noswap(
           c10::DataPtr(memory_.address_of(index), c10::Device(c10::DeviceType::CPU)));
   }
+  release_held();
 }
 
 void Guide::release_held() {

@@ -56,8 +56,8 @@ class Guide : public OperationHandler {
   /// Runs one step by calling `work`, the recorded function.
   void run(const std::function<void()>& work, const CallChecks& checks);
   /// Call after the plan's last action. The caller may still hold outputs of the step
-  /// (TensorKind::kOutput). Points these tensors to the planned memory that has their values
-  /// (StepMemory::address_of). Throws UserError if the caller holds another tensor that the step
+  /// (TensorKind::kOutput). Copies these tensors from planned memory (StepMemory::address_of) to
+  /// memory of their own. Throws UserError if the caller holds another tensor that the step
   /// created. Skips both if CallChecks::same_numbers is set.
   void find_held();
   /// Copies tensors of the previous step to separate memory if the function or its caller still

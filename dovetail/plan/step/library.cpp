@@ -1,4 +1,5 @@
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
@@ -67,18 +68,19 @@ Named named(const std::vector<std::string>& names, const std::vector<at::Tensor>
 
 class LibraryStep : public torch::CustomClassHolder {
  public:
-  /// `callback`: address of a function without arguments. It runs Python's function and returns 0,
-  /// or another number if the function raised an exception.
+  /// `callback`: address of a function without arguments. It runs Python's function and returns 1,
+  /// or 0 if the function raised an exception.
   LibraryStep(const std::string& options, int64_t callback)
       : call_(reinterpret_cast<int (*)()>(callback)) {  // NOLINT(performance-no-int-to-ptr)
     keep_freed_memory();
     step_.emplace(
         [this](const std::vector<at::Tensor>& inputs) {
           inputs_ = inputs;
-          const int failed = call_();
+          const int done = call_();
           inputs_.clear();
+          outside_.reset();
           while (!scopes_.empty()) leave_layer();
-          if (failed != 0) throw std::runtime_error("the step's function raised an exception");
+          if (done != 1) throw std::runtime_error("the step's function raised an exception");
         },
         [this] { return tensors_; }, options_of(nlohmann::json::parse(options)));
   }
@@ -101,6 +103,12 @@ class LibraryStep : public torch::CustomClassHolder {
     }
   }
   std::vector<at::Tensor> inputs() const { return inputs_; }
+
+  /// Sets whether operators are hidden from the plan. They then compute in memory outside it.
+  void set_outside(bool outside) {
+    outside_.reset();
+    if (outside) outside_.emplace(c10::DispatchKey::Fake);
+  }
 
   void enter_layer(const std::string& name) {
     scopes_.push_back(std::make_unique<LayerScope>(name));
@@ -127,6 +135,7 @@ class LibraryStep : public torch::CustomClassHolder {
   int (*call_)();
   StepTensors tensors_;
   std::vector<at::Tensor> inputs_;
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> outside_;
   std::vector<std::unique_ptr<LayerScope>> scopes_;
   std::optional<PlannedStep> step_;
 };
@@ -143,6 +152,7 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       .def("set_tensors", &LibraryStep::set_tensors)
       .def("run", &LibraryStep::run)
       .def("inputs", &LibraryStep::inputs)
+      .def("set_outside", &LibraryStep::set_outside)
       .def("enter_layer", &LibraryStep::enter_layer)
       .def("leave_layer", &LibraryStep::leave_layer)
       .def("report", &LibraryStep::report)

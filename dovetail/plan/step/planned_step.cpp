@@ -68,8 +68,9 @@ struct PlannedStep::State {
 
   bool is_for(const Inputs& given, const Constants& numbers) const {
     return numbers == constants &&
-           std::ranges::equal(given, inputs, [](const auto& named, const at::Tensor& input) {
-             return named.second.sizes() == input.sizes();
+           std::ranges::equal(given, named_inputs, [](const auto& a, const auto& b) {
+             return a.first == b.first && a.second.sizes() == b.second.sizes() &&
+                    a.second.scalar_type() == b.second.scalar_type();
            });
   }
 
@@ -102,7 +103,7 @@ struct PlannedStep::State {
       const auto& [name, tensor] = given[i];
       DOVETAIL_CHECK(name == named_inputs[i].first, "input {} became {}", named_inputs[i].first,
                      name);
-      if (tensor.sizes() != inputs[i].sizes())
+      if (tensor.sizes() != inputs[i].sizes() || tensor.scalar_type() != inputs[i].scalar_type())
         throw UserError(
             fmt::format("{}budget: a step has {} {}, but its plan is for {}", options.prefix, name,
                         ops::describe(tensor), ops::describe(inputs[i])),
