@@ -1,4 +1,4 @@
-"""What a planned step does with its arguments, its results and its errors, against the same step without a plan."""
+"""Arguments, results and errors of planned steps, against the same steps without a plan."""
 
 import copy
 

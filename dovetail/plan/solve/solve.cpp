@@ -27,10 +27,10 @@ const Algorithm& smallest_algorithm(const Graph& graph, const Scheduler& schedul
 }
 
 /// Offers the start points of the search. First come decisions that offload or drop everything, by
-/// each technique. Then decisions are found greedily for several budgets up to the requested one,
-/// first in large steps (`shed`), then in small ones. A smaller budget leaves memory for copies in
-/// flight. All techniques are used, and subsets of them. If this gives no plan by the deadline, the
-/// first budgets are tried to the end until there is a plan.
+/// each technique. Then decisions are found greedily, first in large steps (`shed`), then in small
+/// ones (`descend`). Both use several budgets up to the requested one. A smaller budget leaves
+/// memory for copies in flight. All techniques are used, and subsets of them. If this gives no plan
+/// by the deadline, the first budgets are tried to the end until there is a plan.
 void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes, Search& search) {
   constexpr int kBudgets = 6, kToTheEnd = 2, kLongestPeriod = 32;
   constexpr double kPartOfTime = 0.6;
