@@ -55,8 +55,8 @@ bool is_one_of(std::string_view name, const std::array<std::string_view, N>& nam
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Allocations of one operation, as the allocators report them. torch takes any object that they
-/// report to for a state of its profiler. Therefore the log is such a state.
+/// Allocations of one operation, as the allocators report them. It is a state of torch's profiler,
+/// since torch takes any object that allocators report to for one.
 class AllocationLog : public torch::profiler::impl::ProfilerStateBase {
  public:
   AllocationLog()
