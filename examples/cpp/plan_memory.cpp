@@ -29,7 +29,8 @@ int main() {
       named.parameters.emplace_back(item.key(), item.value());
     return named;
   };
-  dovetail::plan::PlannedStep step(work, tensors, {.budget = "0.7x", .offload = false, .solve_s = 2});
+  dovetail::plan::PlannedStep step(work, tensors,
+                                   {.budget = "0.7x", .offload = false, .solve_s = 2});
   for (int number = 1; number <= 20; ++number) {
     const auto x = torch::randn({256, 64});
     step.run({{"x", x}, {"y", x.narrow(1, 0, 10).argmax(1)}}, {});

@@ -86,7 +86,9 @@ def test_arguments_that_the_step_returns_keep_their_values():
 
 def test_a_batch_of_another_dtype_is_not_converted():
     def make(model, optimizer):
-        return lambda x, weight: update(model, optimizer, x * weight[:, None], torch.zeros(512, dtype=torch.long)).item()
+        return lambda x, weight: update(
+            model, optimizer, x * weight[:, None], torch.zeros(512, dtype=torch.long)
+        ).item()
 
     def weighted(number):
         weight = torch.rand(512, generator=torch.Generator().manual_seed(number))

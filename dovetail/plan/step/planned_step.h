@@ -69,8 +69,8 @@ class PlannedStep {
   /// - kRefuse: throw UserError, before anything has changed.
   /// - kPlanAnew: start over with recording, for example because a rank gets more samples.
   /// - kRunWithoutPlan: run the step by online recomputing, within the budget. The plan goes on
-  ///   with the next step. Tensors leave the plan's memory and return to it. Such steps should be rare,
-  ///   like the last batch of an epoch.
+  ///   with the next step. Tensors leave the plan's memory and return to it. Such steps should be
+  ///   rare, like the last batch of an epoch.
   enum class OtherSizes { kRefuse, kPlanAnew, kRunWithoutPlan };
   struct Options {
     std::string budget;  ///< maximum memory of a step (parse_budget)
