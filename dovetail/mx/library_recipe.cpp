@@ -43,7 +43,8 @@ std::pair<Recipe, Gemm> parse_with_help(std::string_view text) {
 }
 
 LibraryRecipe made(std::string_view text) {
-  const auto [recipe, gemm] = parse_with_help(text);
+  const std::pair<Recipe, Gemm> parsed = parse_with_help(text);
+  const Recipe& recipe = parsed.first;
   for (const Operand operand : kOperands)
     user_check(recipe.linear.of(operand).history == 0,
                "mx_linear: {} scales by magnitudes of earlier steps, which a function has not; "
@@ -51,7 +52,7 @@ LibraryRecipe made(std::string_view text) {
                recipe.name);
   return {.name = recipe.name,
           .linear = recipe.linear,
-          .gemm = gemm,
+          .gemm = parsed.second,
           .draws = std::ranges::any_of(kOperands, [&](Operand operand) {
             return recipe.linear.of(operand).rounding == Rounding::kStochastic;
           })};

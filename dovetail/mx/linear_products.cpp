@@ -10,6 +10,7 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/mx/float8_product.h"
 #include "dovetail/ops/gemm.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::mx {
 

@@ -12,6 +12,7 @@
 #include "dovetail/mx/float8.h"
 #include "dovetail/mx/linear_products.h"
 #include "dovetail/mx/operand.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::mx {
 

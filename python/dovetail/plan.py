@@ -20,6 +20,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
+__all__ = ["PlanError", "Report", "Step", "report", "step", "write"]
+
 TECHNIQUES = ("recompute", "compress", "algorithms")
 
 
