@@ -90,7 +90,9 @@ def make(name: str):
         )
         model = transformers.ViTForImageClassification(config)
         return model, list(model.vit.encoder.layer), images(128, 16, (16,)), classify
-    config = transformers.GPT2Config(vocab_size=8192, n_positions=256, n_embd=384, n_layer=8, n_head=6)
+    config = transformers.GPT2Config(
+        vocab_size=8192, n_positions=256, n_embd=384, n_layer=8, n_head=6, bos_token_id=0, eos_token_id=0
+    )
     model = transformers.GPT2LMHeadModel(config)
 
     def tokens(generator):
