@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <limits>
 #include <queue>
-#include <tuple>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -34,25 +34,31 @@ class Prices {
 
   double of(int gap, Keep keep, int codec) const {
     const Gap& g = scheduler_.gaps()[gap];
-    const auto bytes = static_cast<double>(graph_.tensors[g.tensor].bytes);
     if (keep == Keep::kHost) {
       // Copies are hidden while the streams are idle for most of the time.
-      const double copy_s = bytes / graph_.bandwidth.to_host + bytes / graph_.bandwidth.to_device;
+      const double copy_s = round_trip_s(g.tensor);
       return copied_s_ + copy_s < kHidden * compute_s_ ? kOverlap * copy_s : copy_s;
     }
-    if (keep == Keep::kPacked)
+    if (keep == Keep::kPacked) {
+      const auto bytes = static_cast<double>(graph_.tensors[g.tensor].bytes);
       return bytes / graph_.codecs[codec].encode_bytes_per_s +
              bytes / graph_.codecs[codec].decode_bytes_per_s;
-    return again_s(g.tensor, g.to, kDepth);
+    }
+    std::unordered_set<int> made;
+    return again_s(g.tensor, g.to, made);
   }
 
   void take(int gap, Keep keep) {
-    if (keep == Keep::kHost) copied_s_ += 2 * of(gap, keep, 0);
+    if (keep == Keep::kHost) copied_s_ += round_trip_s(scheduler_.gaps()[gap].tensor);
   }
 
  private:
-  static constexpr int kDepth = 40;  // nodes in a chain of recomputations
   static constexpr double kHidden = 0.7, kOverlap = 0.1;
+
+  double round_trip_s(int tensor) const {
+    const auto bytes = static_cast<double>(graph_.tensors[tensor].bytes);
+    return bytes / graph_.bandwidth.to_host + bytes / graph_.bandwidth.to_device;
+  }
 
   /// Returns true if the tensor is on the device when `node` runs.
   bool is_there(int tensor, int node) const {
@@ -63,14 +69,16 @@ class Prices {
   }
 
   /// Returns the time to recompute a tensor just before `node`, with all inputs that are not there.
-  double again_s(int tensor, int node, int depth) const {
+  /// `made` collects the nodes that run for it, each once, however many tensors need their results.
+  double again_s(int tensor, int node, std::unordered_set<int>& made) const {
     const int producer = producer_[tensor];
-    if (producer < 0 || depth == 0 || graph_.nodes[producer].runs_once()) return kImpossible;
+    if (producer < 0 || graph_.nodes[producer].runs_once()) return kImpossible;
+    if (!made.insert(producer).second) return 0;
     const GraphNode& made_by = graph_.nodes[producer];
     double out = made_by.algorithms[decisions_.algorithms[producer]].time_s;
     for (const int input : made_by.inputs)
       if (const int root = graph_.root(input); !is_there(root, node))
-        out += again_s(root, node, depth - 1);
+        out += again_s(root, node, made);
     return out;
   }
 
@@ -93,20 +101,20 @@ class Excess {
   /// Returns the excess that goes away if `bytes` leave during the gap.
   double gained(const Gap& gap, int64_t bytes) const {
     double out = 0;
-    visit(gap, [&](int64_t over) { out += static_cast<double>(std::min(over, bytes)); });
+    visit(gap, [&](int n) { out += static_cast<double>(std::min(over_[n], bytes)); });
     return out;
   }
   void free(const Gap& gap, int64_t bytes) {
-    for (int n = 0; n < static_cast<int>(over_.size()); ++n)
-      if (gap.covers(n)) over_[n] = std::max<int64_t>(over_[n] - bytes, 0);
+    visit(gap, [&](int n) { over_[n] = std::max<int64_t>(over_[n] - bytes, 0); });
   }
 
  private:
+  /// Visits the nodes that run within the gap.
   template <class Visit>
   void visit(const Gap& gap, Visit&& visit) const {
     const int end = gap.wraps ? static_cast<int>(over_.size()) : gap.to;
-    for (int n = gap.from + 1; n < end; ++n) visit(over_[n]);
-    for (int n = 0; gap.wraps && n < gap.to; ++n) visit(over_[n]);
+    for (int n = gap.from + 1; n < end; ++n) visit(n);
+    for (int n = 0; gap.wraps && n < gap.to; ++n) visit(n);
   }
 
   std::vector<int64_t> over_;  // per node

@@ -16,7 +16,6 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/kept_memory.h"
 #include "dovetail/base/layer_scope.h"
-#include "dovetail/base/machine.h"
 #include "dovetail/plan/solve/plan_cache.h"
 #include "dovetail/plan/step/memory_record.h"
 #include "dovetail/plan/step/plan_text.h"
@@ -34,7 +33,6 @@ using Named = std::vector<std::pair<std::string, at::Tensor>>;
 PlannedStep::Options options_of(const nlohmann::json& json) {
   PlannedStep::Options out{.budget = json.at("budget"),
                            .folder = json.at("folder").get<std::string>(),
-                           .idle_bytes = resident_bytes(),
                            .offload = false,
                            .recompute = false,
                            .compress = false,
