@@ -15,6 +15,7 @@ import time
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
+from peers import resident
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -114,14 +115,6 @@ class Step:
             with torch.no_grad():
                 torch._foreach_copy_(list(self.model.parameters()), self.masters)
         return loss.item()
-
-
-def resident(key: str) -> int:
-    with open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith(key):
-                return int(line.split()[1]) * 1024
-    raise RuntimeError(f"{key} is not in /proc/self/status")
 
 
 def reset_peak() -> None:

@@ -25,7 +25,14 @@ import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import dovetail
+import torch
+import transformers
+from peers import machine, resident
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
 BESIDE_BYTES = 64 << 20
 MOST_TIME = 1.15
 UNTIL_PLAN = 8  # steps
@@ -33,9 +40,6 @@ UNTIL_PLAN = 8  # steps
 
 def unet():
     """UNet of four levels, and its blocks."""
-    import torch
-    from torch import nn
-    from torch.nn import functional
 
     def block(before, after):
         layers = []
@@ -69,14 +73,12 @@ def unet():
 
 def make(name: str):
     """Returns a model, its blocks and a function that makes the batch of a step and computes its loss."""
-    import torch
-    import transformers
 
     def images(size, rows, labels):
         return lambda g: (torch.randn(rows, 3, size, size, generator=g), torch.randint(0, 2, labels, generator=g))
 
     def classify(model, x, y):
-        return torch.nn.functional.cross_entropy(getattr(out := model(x), "logits", out), y)
+        return functional.cross_entropy(getattr(out := model(x), "logits", out), y)
 
     if name == "unet":
         return *unet(), images(128, 4, (4, 128, 128)), classify
@@ -89,7 +91,10 @@ def make(name: str):
             hidden_size=384, num_attention_heads=6, intermediate_size=1536, image_size=128, hidden_dropout_prob=0.1
         )
         model = transformers.ViTForImageClassification(config)
-        return model, list(model.vit.encoder.layer), images(128, 16, (16,)), classify
+        blocks = [
+            module for module in model.modules() if isinstance(module, transformers.models.vit.modeling_vit.ViTLayer)
+        ]
+        return model, blocks, images(128, 16, (16,)), classify
     config = transformers.GPT2Config(
         vocab_size=8192, n_positions=256, n_embd=384, n_layer=8, n_head=6, bos_token_id=0, eos_token_id=0
     )
@@ -103,12 +108,6 @@ def make(name: str):
 
 def side(options) -> None:
     """Trains one side and prints its figures."""
-    import dovetail
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
-    torch.manual_seed(0)
-    make("unet")  # imports what a model needs, so that growth is the training's
     before = resident("VmRSS")
     torch.manual_seed(0)
     model, blocks, batch_of, loss_of = make(options.models)
@@ -141,11 +140,6 @@ def side(options) -> None:
         report = dovetail.plan.report(step)
         out |= {key: report[key] for key in ("budget_bytes", "step_bytes", "keep_all_bytes", "operations", "solve_s")}
     print(json.dumps(out))
-
-
-def resident(field: str) -> int:
-    text = pathlib.Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith(field))
 
 
 def run(options, model: str, name: str, budget: int = 0) -> dict:
@@ -194,10 +188,9 @@ def main() -> int:
     if options.side:
         side(options)
         return 0
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    print(f"{cpu}, {os.cpu_count()} threads, load {os.getloadavg()[0]:.2f}")
-    result = {"benchmark": "plan_models", "cpu": cpu, "load": os.getloadavg()[0], "models": {}}
+    here = machine()
+    print(f"{here['cpu']}, {here['simd']}, {os.cpu_count()} threads, load {here['load_average']:.2f}")
+    result = {"benchmark": "plan_models", "machine": here, "models": {}}
     holds = True
     for model in options.models.split(","):
         result["models"][model], good = compare(options, model)
