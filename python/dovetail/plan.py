@@ -9,12 +9,14 @@ unchanged and give the bits of PyTorch without a plan. Steps run on the CPU.
 """
 
 import contextlib
+import copy
 import ctypes
+import dataclasses
 import json
 import os
 import pathlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -50,6 +52,45 @@ class _Reads(TorchFunctionMode):
             self._native.set_outside(False)
 
 
+class _Batch:
+    """Tensors of a mapping or dataclass that pytree does not know, such as ``transformers.BatchEncoding``."""
+
+    def __init__(self, batch, values: dict):
+        self.batch, self.values = batch, values
+
+    def flatten_with_keys(self):
+        key = _pytree.MappingKey if isinstance(self.batch, MutableMapping) else _pytree.GetAttrKey
+        return [(key(name), value) for name, value in self.values.items()], self
+
+    def flatten(self):
+        return list(self.values.values()), self
+
+    @staticmethod
+    def unflatten(values, self):
+        """Returns an object of the batch's own type."""
+        out = copy.copy(self.batch)
+        for name, value in zip(self.values, values, strict=True):
+            if isinstance(out, MutableMapping):
+                out[name] = value
+            else:
+                object.__setattr__(out, name, value)  # also of frozen classes
+        return out
+
+    @staticmethod
+    def of(leaf):
+        """Returns a batch in place of a leaf that is one."""
+        if isinstance(leaf, MutableMapping):
+            values = dict(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            values = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+        else:
+            return leaf
+        return _Batch(leaf, {name: _pytree.tree_map(_Batch.of, value) for name, value in values.items()})
+
+
+_pytree.register_pytree_node(_Batch, _Batch.flatten, _Batch.unflatten, flatten_with_keys_fn=_Batch.flatten_with_keys)
+
+
 class Step:
     """Calls a training function within a memory budget. Made by :func:`step`.
 
@@ -78,14 +119,14 @@ class Step:
         """Run one step, and return what the function returns.
 
         Args:
-            args, kwargs: arguments of the function: tensors, or lists, tuples and dicts with tensors. The function gets
-                copies of tensors. If other calls began with other sizes, this step runs within the budget without a
-                plan.
+            args, kwargs: arguments of the function: tensors, or lists, tuples, mappings and dataclasses with tensors.
+                The function gets copies of tensors. If other calls began with other sizes, this step runs within the
+                budget without a plan.
 
         Raises:
             PlanError: the step cannot be planned, or the budget is too small. The message names operator and module.
         """
-        paths, structure = _pytree.tree_flatten_with_path((args, kwargs))
+        paths, structure = _pytree.tree_flatten_with_path(_pytree.tree_map(_Batch.of, (args, kwargs)))
         names = [_pytree.keystr(path) for path, leaf in paths if isinstance(leaf, torch.Tensor)]
         tensors = [leaf for _, leaf in paths if isinstance(leaf, torch.Tensor)]
         for name, tensor in zip(names, tensors, strict=True):

@@ -1,6 +1,8 @@
 """Arguments, results and errors of planned steps, against the same steps without a plan."""
 
+import collections
 import copy
+import dataclasses
 
 import dovetail
 import numpy as np
@@ -96,6 +98,55 @@ def test_a_batch_of_another_dtype_is_not_converted():
 
     eager, ours = both(make, make_batch=weighted)
     assert eager == ours
+
+
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+    rows: torch.Tensor
+    others: list
+    name: str = "a batch"
+
+
+class Encoding(collections.UserDict):
+    """A mapping with attributes, as transformers.BatchEncoding is."""
+
+    def __getattr__(self, name):
+        if name == "data":  # while it is copied
+            raise AttributeError(name)
+        return self.data[name]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_mappings_and_dataclasses_are_batches(nested):
+    def make(model, optimizer):
+        def step(given):
+            encoding = given.others[0] if nested else given
+            assert isinstance(encoding, Encoding)
+            assert not nested or given.name == "a batch"
+            return update(model, optimizer, given.rows, encoding.labels).item()
+
+        return step
+
+    def make_batch(number):
+        rows, labels = batch(number)
+        encoding = Encoding(rows=rows, labels=labels)
+        return [Labelled(rows, [encoding])] if nested else [encoding]
+
+    eager, ours = both(make, make_batch=make_batch)
+    assert eager == ours
+
+
+def test_tensors_in_other_objects_are_refused():
+    class Holder:
+        def __init__(self, x, y):
+            self.x, self.y = x, y
+
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = planned(lambda given: update(model, optimizer, given.x, given.y), model, optimizer)
+    with pytest.raises(PlanError, match=r"no argument of the step(.|\n)*give it as an input"):
+        for number in range(CALLS):
+            step(Holder(*batch(number)))
 
 
 def test_an_argument_that_is_changed_in_place_is_refused():

@@ -464,9 +464,10 @@ void check_steady(const CapturedStep& a, CapturedStep& b, LaterSteps later) {
     const bool given = a.storages[s].given && b.storages[s].given;
     if (x.defined() && !x.is_alias_of(y) && !(given && later == LaterSteps::kCalled))
       throw UserError(
-          fmt::format("plan: {} of {} bytes is made anew in each step, but by no operator",
+          fmt::format("plan: {} of {} bytes is another tensor in each step, but no operator and no "
+                      "argument of the step",
                       a.storages[s].name, a.storages[s].bytes),
-          "make it before the first step, or by an operator of ATen");
+          "give it as an input, make it before the first step, or compute it in the step");
     // A tensor that the caller holds at the end of either step is an output.
     b.storages[s].kind = std::max(a.storages[s].kind, b.storages[s].kind);
   }

@@ -167,7 +167,9 @@ void Search::offer(const Solution& solution) {
 
 void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptions& allowed,
                      Until until) {
-  const auto goes_on = [&] { return in_time() || (until == Until::kPlan && !best_); };
+  const auto goes_on = [&] {
+    return in_time() || (until == Until::kPlan && !best_ && nodes_left_ > 0);
+  };
   auto now = scheduler_.schedule(decisions, kNoBudget);
   int64_t excess = now ? excess_of(*now, budget_bytes) : 0;
   bool together = !alike_.empty();  // while this helps
@@ -181,6 +183,7 @@ void Search::descend(Decisions decisions, int64_t budget_bytes, const SolveOptio
       Decisions changed = decisions;
       change(changed);
       const auto made = scheduler_.schedule(changed, kNoBudget);
+      if (until == Until::kPlan) nodes_left_ -= static_cast<int64_t>(graph_.nodes.size());
       if (!made) continue;
       const auto gained = static_cast<double>(excess - excess_of(*made, budget_bytes));
       const double cost_s = std::max(made->expected_s - now->expected_s, 0.0);

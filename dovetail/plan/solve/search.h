@@ -63,15 +63,16 @@ class Search {
   enum class Until {
     /// When the time limit has passed.
     kDeadline,
-    /// When the time limit has passed and a plan has been found.
+    /// When the time limit has passed, and a plan has been found or `descend` has scheduled a fixed
+    /// number of nodes. The result does not depend on the speed of the machine.
     kPlan,
   };
   /// Frees memory greedily until it is within `budget_bytes`, by the techniques of `allowed`. Takes
   /// the treatments with the least estimated time for each lacking byte. Schedules once for many
-  /// treatments. Recomputes by `again`: Keep::kAgain or Keep::kAgainEarly. Adds the
-  /// result to the candidates if it is a plan.
-  void shed(int64_t budget_bytes, const SolveOptions& allowed, Keep again,
-            Until until = Until::kDeadline);
+  /// treatments. Recomputes by `again`: Keep::kAgain or Keep::kAgainEarly. Adds the result to the
+  /// candidates if it is a plan. Returns it, or what it reached.
+  Decisions shed(int64_t budget_bytes, const SolveOptions& allowed, Keep again,
+                 Until until = Until::kDeadline);
   /// Changes decisions greedily until memory is within `budget_bytes`, which is at most the
   /// requested budget. Uses only techniques of `allowed`. Adds the result to the candidates
   /// (`offer`).
@@ -129,6 +130,7 @@ class Search {
   // Groups of similar gaps: equal tensor sizes, and nodes with equal roles in repeated layers.
   const std::vector<std::vector<int>> alike_;
   const double started_s_;
+  int64_t nodes_left_ = 1'000'000;  // nodes that descents to the end may still schedule
   std::vector<Candidate> candidates_;
   std::optional<Solution> best_;
   std::mt19937_64 random_{1};

@@ -122,13 +122,13 @@ class Excess {
 
 }  // namespace
 
-void Search::shed(int64_t budget_bytes, const SolveOptions& allowed, Keep again, Until until) {
+Decisions Search::shed(int64_t budget_bytes, const SolveOptions& allowed, Keep again, Until until) {
   constexpr int kRounds = 12;
   Decisions decisions = all_resident();
   const auto goes_on = [&] { return in_time() || (until == Until::kPlan && !best_); };
   for (int round = 0; round < kRounds && goes_on(); ++round) {
     const auto now = scheduler_.schedule(decisions, kNoBudget);
-    if (!now) return;
+    if (!now) break;
     Excess excess(now->settled_bytes, budget_bytes);
     if (excess.none()) break;
     Prices prices(graph_, scheduler_, decisions);
@@ -178,6 +178,7 @@ void Search::shed(int64_t budget_bytes, const SolveOptions& allowed, Keep again,
     if (!changed) break;
   }
   offer(decisions);
+  return decisions;
 }
 
 }  // namespace dovetail::plan

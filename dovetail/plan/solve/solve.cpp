@@ -30,7 +30,8 @@ const Algorithm& smallest_algorithm(const Graph& graph, const Scheduler& schedul
 /// each technique. Then decisions are found greedily, first in large steps (`shed`), then in small
 /// ones (`descend`). Both use several budgets up to the requested one. A smaller budget leaves
 /// memory for copies in flight. All techniques are used, and subsets of them. If this gives no plan
-/// by the deadline, the first budgets are tried to the end until there is a plan.
+/// by the deadline, the first budgets are tried to the end until there is a plan. Small steps then
+/// go on from the decisions of large ones first, which leave few of them.
 void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes, Search& search) {
   constexpr int kBudgets = 6, kToTheEnd = 2, kLongestPeriod = 32;
   constexpr double kPartOfTime = 0.6;
@@ -75,6 +76,11 @@ void begin(const Graph& graph, const SolveOptions& options, int64_t floor_bytes,
   for (int period = kLongestPeriod; period > 1 && none(); period /= 2)
     for (const Keep keep : kAway) search.offer(search.mostly_offloaded(keep, options, period));
   shed(none, Search::Until::kPlan);
+  each(kToTheEnd, none, [&](int64_t budget, const SolveOptions& allowed) {
+    for (const Keep again : {Keep::kAgain, Keep::kAgainEarly})
+      search.descend(search.shed(budget, allowed, again, Search::Until::kPlan), budget, allowed,
+                     Search::Until::kPlan);
+  });
   descend(kToTheEnd, none, Search::Until::kPlan);
 }
 
