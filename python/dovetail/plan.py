@@ -199,6 +199,8 @@ class Step:
         """Tells the library which tensors a plan may move. Starts over if others have replaced them."""
         parameters, state = self._tensors()
         for name, tensor in {**parameters, **state}.items():
+            if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+                raise PlanError(f"dovetail.plan: {name} has no size yet; call the model once before the first step")
             if tensor.device.type != "cpu":
                 raise PlanError(f"dovetail.plan: {name} is on {tensor.device}, but planned steps run on the CPU")
         now = [tensor.untyped_storage()._cdata for tensor in (*parameters.values(), *state.values())]
@@ -256,11 +258,11 @@ def report(step: Step) -> Report:
     """Return the figures of a step's plan; print it for tables by technique, by layer and by budget.
 
     Raises:
-        PlanError: there is no plan yet. The eighth call of the step makes it.
+        PlanError: there is no plan yet. The seventh call of the step makes it.
     """
     figures = step._native.report()
     if not figures:
-        raise PlanError("dovetail.plan: there is no plan yet; run the step at least eight times")
+        raise PlanError("dovetail.plan: there is no plan yet; run the step at least seven times")
     return Report(json.loads(figures), step._native.text())
 
 

@@ -1,6 +1,7 @@
 """Arguments, results and errors of planned steps, against the same steps without a plan."""
 
 import collections
+import contextlib
 import copy
 import dataclasses
 
@@ -136,6 +137,27 @@ def test_mappings_and_dataclasses_are_batches(nested):
     assert eager == ours
 
 
+def test_a_size_that_comes_eight_times_in_a_row_is_planned_anew():
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = copy.deepcopy(model)
+    other_optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    step = planned(lambda x, y: update(model, optimizer, x, y), model, optimizer)
+    rows = [100, *[512] * 7, 100, *[512] * 14]  # the first eight in a row end at call 17
+    peaks = []
+    for number, size in enumerate(rows):
+        loss = step(*batch(number, size))
+        assert torch.equal(loss, update(other, other_optimizer, *batch(number, size)))
+        with contextlib.suppress(PlanError):
+            peaks.append(dovetail.plan.report(step)["keep_all_bytes"])
+    assert len(peaks) == 1
+    wide = planned(lambda x, y: update(model, optimizer, x, y), model, optimizer)
+    del step
+    for number in range(8):
+        wide(*batch(number))
+    assert peaks[0] == dovetail.plan.report(wide)["keep_all_bytes"]
+
+
 def test_tensors_in_other_objects_are_refused():
     class Holder:
         def __init__(self, x, y):
@@ -176,6 +198,16 @@ def test_gradients_that_are_returned_are_those_of_eager_training():
 
     for eager, ours in zip(*both(make), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(eager, ours, strict=True))
+
+
+def test_a_model_without_sizes_is_refused_until_it_has_been_called():
+    model = nn.Sequential(nn.LazyLinear(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = planned(lambda x, y: update(model, optimizer, x, y), model, optimizer, budget="1x")
+    with pytest.raises(PlanError, match=r"0\.weight has no size yet; call the model once"):
+        step(*batch(0))
+    model(batch(0)[0])
+    assert step(*batch(0)).item() > 0
 
 
 def test_a_second_step_on_the_same_model_is_refused_and_loses_no_update():

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -34,6 +36,7 @@ constexpr const char* kOneSize =
 constexpr double kAssumedBytesPerS = 1e9;
 constexpr int kRecordedSteps = 3;
 constexpr int kProfiledSteps = 4;  // the first one is a warm-up
+constexpr int kOtherSteps = 8;     // steps of other sizes in a row that make a new plan
 constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
 constexpr int kMeasuredCopies = 3;
 constexpr int64_t kMeasuredPackingBytes = int64_t{16} << 20;
@@ -44,6 +47,22 @@ constexpr double kShareOfCurve = 30;  // each budget of the curve gets 1/30 of s
 int64_t grown_bytes(uint64_t now, uint64_t before) {
   return now > before ? static_cast<int64_t>(now - before) : 0;
 }
+
+/// Names, shapes and dtypes of a step's inputs, and its constants.
+class Sizes {
+ public:
+  Sizes() = default;
+  Sizes(const PlannedStep::Inputs& inputs, PlannedStep::Constants constants)
+      : constants_(std::move(constants)) {
+    for (const auto& [name, tensor] : inputs)
+      inputs_.emplace_back(name, tensor.sizes().vec(), tensor.scalar_type());
+  }
+  bool operator==(const Sizes&) const = default;
+
+ private:
+  std::vector<std::tuple<std::string, std::vector<int64_t>, at::ScalarType>> inputs_;
+  PlannedStep::Constants constants_;
+};
 
 }  // namespace
 
@@ -66,12 +85,16 @@ struct PlannedStep::State {
   std::vector<Executor::Run> runs;  // the first kMeasuredSteps runs by the final plan
   int64_t planned_steps = 0;        // number of steps by either plan
 
-  bool is_for(const Inputs& given, const Constants& numbers) const {
-    return numbers == constants &&
-           std::ranges::equal(given, named_inputs, [](const auto& a, const auto& b) {
-             return a.first == b.first && a.second.sizes() == b.second.sizes() &&
-                    a.second.scalar_type() == b.second.scalar_type();
-           });
+  Sizes other;          // sizes of the last step, if the plan is for others
+  int other_steps = 0;  // number of last steps with these sizes
+
+  bool is_for(const Sizes& given) const { return given == Sizes(named_inputs, constants); }
+
+  /// Returns true if kOtherSteps steps in a row have had these sizes, this one included.
+  bool has_become(Sizes given) {
+    other_steps = given == other ? other_steps + 1 : 1;
+    other = std::move(given);
+    return other_steps == kOtherSteps;
   }
 
   LaterSteps later() const { return options.replay ? LaterSteps::kReplayed : LaterSteps::kCalled; }
@@ -297,9 +320,15 @@ PlannedStep::~PlannedStep() = default;
 
 void PlannedStep::run(const Inputs& inputs, const Constants& constants) {
   const OtherSizes other = state_->options.other_sizes;
-  if (other != OtherSizes::kRefuse && state_->steps > 0 && !state_->is_for(inputs, constants)) {
-    if (other == OtherSizes::kRunWithoutPlan) return state_->run_without_plan(inputs);
-    restart_search();
+  if (other != OtherSizes::kRefuse && state_->steps > 0) {
+    Sizes sizes(inputs, constants);
+    if (state_->is_for(sizes)) {
+      state_->other_steps = 0;
+    } else {
+      if (other == OtherSizes::kRunWithoutPlan && !state_->has_become(std::move(sizes)))
+        return state_->run_without_plan(inputs);
+      restart_search();
+    }
   }
   State& s = *state_;
   s.take(inputs, constants);

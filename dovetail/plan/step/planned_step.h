@@ -70,7 +70,8 @@ class PlannedStep {
   /// - kPlanAnew: start over with recording, for example because a rank gets more samples.
   /// - kRunWithoutPlan: run the step by online recomputing, within the budget. The plan goes on
   ///   with the next step. Tensors leave the plan's memory and return to it. Such steps should be
-  ///   rare, like the last batch of an epoch.
+  ///   rare, like the last batch of an epoch. The eighth step in a row with the same other sizes
+  ///   makes a new plan, as kPlanAnew does.
   enum class OtherSizes { kRefuse, kPlanAnew, kRunWithoutPlan };
   struct Options {
     std::string budget;  ///< maximum memory of a step (parse_budget)
