@@ -94,10 +94,12 @@ TEST(MemoryEstimate, KnowsWhatQuantizedLinearsKeep) {
     const auto all = [&](const mx::LinearRecipe& recipe) {
       return std::vector<mx::LinearRecipe>(static_cast<size_t>(4 * many_tokens.layers), recipe);
     };
-    for (const bool bfloat16 : {false, true}) {
-      expect_within_a_fifth(many_tokens,
-                            {.micro_batch = 8, .bfloat16 = bfloat16, .linears = all(mxfp8)},
-                            variant.name);
+    for (const char* name : {"mxfp8", "nvfp4", "fp8_tensor", "fp8_block"}) {
+      const mx::LinearRecipe recipe = mx::find_recipe(mx::built_in_recipes(), name).linear;
+      for (const bool bfloat16 : {false, true})
+        expect_within_a_fifth(many_tokens,
+                              {.micro_batch = 8, .bfloat16 = bfloat16, .linears = all(recipe)},
+                              variant.name + " " + name);
     }
     expect_within_a_fifth(many_tokens, {.micro_batch = 8, .linears = all(gradients_only)},
                           variant.name + " gradients");
