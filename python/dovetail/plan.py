@@ -78,14 +78,16 @@ class _Batch:
 
     @staticmethod
     def of(leaf):
-        """Returns a batch in place of a leaf that is one."""
+        """Returns a batch in place of a leaf with tensors. Other leaves stay the caller's objects."""
         if isinstance(leaf, MutableMapping):
             values = dict(leaf)
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             values = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
         else:
             return leaf
-        return _Batch(leaf, {name: _pytree.tree_map(_Batch.of, value) for name, value in values.items()})
+        values = _pytree.tree_map(_Batch.of, values)
+        has_tensors = any(isinstance(value, torch.Tensor) for value in _pytree.tree_leaves(values))
+        return _Batch(leaf, values) if has_tensors else leaf
 
 
 _pytree.register_pytree_node(_Batch, _Batch.flatten, _Batch.unflatten, flatten_with_keys_fn=_Batch.flatten_with_keys)

@@ -137,6 +137,26 @@ def test_mappings_and_dataclasses_are_batches(nested):
     assert eager == ours
 
 
+def test_arguments_without_tensors_are_the_callers_objects():
+    @dataclasses.dataclass
+    class Progress:
+        steps: int = 0
+
+    progress, seen = Progress(), Encoding()
+
+    def make(model, optimizer):
+        def step(x, y, progress, seen):
+            progress.steps += 1
+            seen[progress.steps] = True
+            return update(model, optimizer, x, y).item()
+
+        return step
+
+    eager, ours = both(make, make_batch=lambda number: (*batch(number), progress, seen))
+    assert eager == ours
+    assert progress.steps == len(seen) == 2 * CALLS
+
+
 def test_a_size_that_comes_eight_times_in_a_row_is_planned_anew():
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -64,7 +64,7 @@ class Search {
     /// When the time limit has passed.
     kDeadline,
     /// When the time limit has passed, and a plan has been found or `descend` has scheduled a fixed
-    /// number of nodes. The result does not depend on the speed of the machine.
+    /// number of nodes. Steps that need fewer get the same result on every machine.
     kPlan,
   };
   /// Frees memory greedily until it is within `budget_bytes`, by the techniques of `allowed`. Takes

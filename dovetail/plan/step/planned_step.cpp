@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -26,6 +24,7 @@
 #include "dovetail/plan/show/outcome.h"
 #include "dovetail/plan/solve/memory_floor.h"
 #include "dovetail/plan/solve/placed.h"
+#include "dovetail/plan/step/input_sizes.h"
 
 namespace dovetail::plan {
 namespace {
@@ -48,22 +47,6 @@ int64_t grown_bytes(uint64_t now, uint64_t before) {
   return now > before ? static_cast<int64_t>(now - before) : 0;
 }
 
-/// Names, shapes and dtypes of a step's inputs, and its constants.
-class Sizes {
- public:
-  Sizes() = default;
-  Sizes(const PlannedStep::Inputs& inputs, PlannedStep::Constants constants)
-      : constants_(std::move(constants)) {
-    for (const auto& [name, tensor] : inputs)
-      inputs_.emplace_back(name, tensor.sizes().vec(), tensor.scalar_type());
-  }
-  bool operator==(const Sizes&) const = default;
-
- private:
-  std::vector<std::tuple<std::string, std::vector<int64_t>, at::ScalarType>> inputs_;
-  PlannedStep::Constants constants_;
-};
-
 }  // namespace
 
 struct PlannedStep::State {
@@ -85,13 +68,15 @@ struct PlannedStep::State {
   std::vector<Executor::Run> runs;  // the first kMeasuredSteps runs by the final plan
   int64_t planned_steps = 0;        // number of steps by either plan
 
-  Sizes other;          // sizes of the last step, if the plan is for others
+  InputSizes other;     // sizes of the last step, if the plan is for others
   int other_steps = 0;  // number of last steps with these sizes
 
-  bool is_for(const Sizes& given) const { return given == Sizes(named_inputs, constants); }
+  bool is_for(const InputSizes& given) const {
+    return given == InputSizes(named_inputs, constants);
+  }
 
   /// Returns true if kOtherSteps steps in a row have had these sizes, this one included.
-  bool has_become(Sizes given) {
+  bool has_become(InputSizes given) {
     other_steps = given == other ? other_steps + 1 : 1;
     other = std::move(given);
     return other_steps == kOtherSteps;
@@ -321,14 +306,13 @@ PlannedStep::~PlannedStep() = default;
 void PlannedStep::run(const Inputs& inputs, const Constants& constants) {
   const OtherSizes other = state_->options.other_sizes;
   if (other != OtherSizes::kRefuse && state_->steps > 0) {
-    Sizes sizes(inputs, constants);
-    if (state_->is_for(sizes)) {
+    InputSizes sizes(inputs, constants);
+    if (state_->is_for(sizes))
       state_->other_steps = 0;
-    } else {
-      if (other == OtherSizes::kRunWithoutPlan && !state_->has_become(std::move(sizes)))
-        return state_->run_without_plan(inputs);
+    else if (other == OtherSizes::kPlanAnew || state_->has_become(std::move(sizes)))
       restart_search();
-    }
+    else
+      return state_->run_without_plan(inputs);
   }
   State& s = *state_;
   s.take(inputs, constants);
