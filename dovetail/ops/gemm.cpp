@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/gemm_cpu.h"
 #include "dovetail/ops/gemm_gpu.h"
@@ -87,6 +88,11 @@ void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                const GemmOptions& options) {
   const GemmCall call{c, a, b, options};
   gemm_group({&call, 1});
+}
+
+double measure_bfloat16_rate(c10::Device device) {
+  const bool widens = device.is_cpu() && widens_bfloat16();
+  return measure_gemm_rate(widens ? GemmType::kFloat32 : GemmType::kBFloat16, device);
 }
 
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <span>
 
@@ -36,6 +37,8 @@ struct GemmOptions {
 ///
 /// On a CPU, our kernel computes these products:
 /// - float32 products,
+/// - bfloat16 products, if `widens_bfloat16()` is true and they do not add to rows of a bfloat16 c:
+///   operands are widened to float32, and results are rounded to bfloat16 once,
 /// - bfloat16 products with `a_rows`, `b_rows` or `c_rows`, if
 ///   `multiplies_bfloat16_rows()` is true.
 ///
@@ -45,6 +48,14 @@ struct GemmOptions {
 /// devices, naming both shapes.
 void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                const GemmOptions& options = {});
+
+/// Returns true if our kernel computes bfloat16 products in float32. This is so on a CPU without
+/// AVX-512 or without BF16 instructions: ATen has no fast bfloat16 products there.
+bool widens_bfloat16();
+
+/// Measures FLOP/s of bfloat16 products as training computes them on `device`: in float32 where
+/// `widens_bfloat16()` is true.
+double measure_bfloat16_rate(c10::Device device);
 
 /// Returns true if our kernel computes bfloat16 products with `a_rows`, `b_rows` or `c_rows` on
 /// this CPU. The CPU must have AVX-512 and BF16 instructions, and no AMX. A product still goes to

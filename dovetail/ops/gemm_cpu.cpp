@@ -16,8 +16,23 @@ const int32_t* row_indices(const at::Tensor& rows) {
   return rows.defined() ? rows.const_data_ptr<int32_t>() : nullptr;
 }
 
-/// Float32 view of `x`, which must have a stride of 1. A matrix without one is copied first; the
-/// copy is kept in `copies`.
+/// View of float32 or bfloat16 elements from `x` on.
+MatrixView view_at(const at::Tensor& x, int64_t row_stride, int64_t column_stride,
+                   const int32_t* row_index = nullptr) {
+  MatrixView out{.data = nullptr,
+                 .row_stride = row_stride,
+                 .column_stride = column_stride,
+                 .row_index = row_index};
+  if (x.scalar_type() == at::kBFloat16) {
+    out.bfloat16 = static_cast<const uint16_t*>(x.const_data_ptr());
+  } else {
+    out.data = x.const_data_ptr<float>();
+  }
+  return out;
+}
+
+/// View of `x`, which must have a stride of 1. A matrix without one is copied first; the copy is
+/// kept in `copies`.
 MatrixView float32_view(const at::Tensor& x, std::vector<at::Tensor>& copies) {
   const bool rows_contiguous = x.stride(1) == 1 || x.size(1) == 1;
   const bool columns_contiguous = x.stride(0) == 1 || x.size(0) == 1;
@@ -25,21 +40,17 @@ MatrixView float32_view(const at::Tensor& x, std::vector<at::Tensor>& copies) {
   copies.push_back(readable);
   // A dimension of one element may have any stride. The kernel expects a stride of 1 in it.
   const bool by_rows = readable.stride(1) == 1 || readable.size(1) == 1;
-  return {.data = readable.const_data_ptr<float>(),
-          .row_stride = by_rows ? readable.stride(0) : 1,
-          .column_stride = by_rows ? 1 : readable.stride(1)};
+  return by_rows ? view_at(readable, readable.stride(0), 1)
+                 : view_at(readable, 1, readable.stride(1));
 }
 
-/// Float32 view of an operand. Chosen rows are read in place if rows are contiguous and have more
+/// View of an operand. Chosen rows are read in place if rows are contiguous and have more
 /// than one element; otherwise they are copied.
 MatrixView float32_view(const Operand& x, std::vector<at::Tensor>& copies) {
   const int64_t stride = x.stored.stride(0);
   const bool in_place = x.rows.defined() && x.stored.stride(1) == 1 && stride > 1;
   if (!in_place) return float32_view(x.matrix(), copies);
-  return {.data = x.stored.const_data_ptr<float>(),
-          .row_stride = x.transpose ? 1 : stride,
-          .column_stride = x.transpose ? stride : 1,
-          .row_index = row_indices(x.rows)};
+  return view_at(x.stored, x.transpose ? 1 : stride, x.transpose ? stride : 1, row_indices(x.rows));
 }
 
 enum class Side { kLeft, kRight };
@@ -91,8 +102,17 @@ bool multiplies_bfloat16_rows() {
          multiplies_pairs();
 }
 
+bool widens_bfloat16() {
+  return kernel_enabled(Kernel::kGemm) &&
+         !(has_bfloat16_instructions() && simd_level() == SimdLevel::kAvx512);
+}
+
 bool CpuProducts::takes_float32(const Product& p) {
-  return runs_kernel(p) && p.a.stored.scalar_type() == at::kFloat;
+  const at::ScalarType dtype = p.a.stored.scalar_type();
+  if (!runs_kernel(p) || (dtype != at::kFloat && dtype != at::kBFloat16)) return false;
+  // Products of a group may add to the same rows of c. Their sums need one c in float32.
+  const bool shares_bfloat16 = p.options.c_rows.defined() && p.c.scalar_type() == at::kBFloat16;
+  return dtype == at::kFloat || (widens_bfloat16() && !shares_bfloat16);
 }
 
 std::optional<CpuProducts::Pairs> CpuProducts::pairs_of(const Product& p) {
@@ -106,20 +126,36 @@ std::optional<CpuProducts::Pairs> CpuProducts::pairs_of(const Product& p) {
 void CpuProducts::add_float32(const Product& p) {
   const GemmOptions& options = p.options;
   Prepared out;
-  out.problem = {
-      .m = rows_of_result(p),
-      .n = p.n(),
-      .k = p.k(),
-      .a = float32_view(p.a, out.copies),
-      .b = float32_view(p.b, out.copies),
-      .c = p.c.mutable_data_ptr<float>(),
-      .ldc = p.c.stride(0),
-      .bias = data_or_null(options.bias),
-      .accumulate = options.accumulate,
-      .row_sums = options.row_sums.defined() ? options.row_sums.mutable_data_ptr<float>() : nullptr,
-      .c_row = row_indices(options.c_rows),
-      .c_weight = data_or_null(options.c_weights)};
+  const auto widened = [&](const at::Tensor& x) {
+    if (!x.defined() || x.scalar_type() == at::kFloat) return x;
+    return out.copies.emplace_back(x.to(at::kFloat));
+  };
+  const at::Tensor c = out.as_float32(p.c, options.accumulate), bias = widened(options.bias),
+                   weights = widened(options.c_weights),
+                   sums = out.as_float32(options.row_sums, false);
+  out.problem = {.m = rows_of_result(p),
+                 .n = p.n(),
+                 .k = p.k(),
+                 .a = float32_view(p.a, out.copies),
+                 .b = float32_view(p.b, out.copies),
+                 .c = c.mutable_data_ptr<float>(),
+                 .ldc = c.stride(0),
+                 .bias = data_or_null(bias),
+                 .accumulate = options.accumulate,
+                 .row_sums = sums.defined() ? sums.mutable_data_ptr<float>() : nullptr,
+                 .c_row = row_indices(options.c_rows),
+                 .c_weight = data_or_null(weights)};
   prepared_.push_back(std::move(out));
+}
+
+at::Tensor CpuProducts::Prepared::as_float32(const at::Tensor& x, bool accumulate) {
+  if (!x.defined() || x.scalar_type() == at::kFloat) return x;
+  const auto options = x.options().dtype(at::kFloat);
+  const at::Tensor from = accumulate ? x.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true,
+                                            at::MemoryFormat::Contiguous)
+                                     : at::empty(x.sizes(), options);
+  rounded.push_back({from, x});
+  return from;
 }
 
 void CpuProducts::add_bfloat16(const Product& p, const Pairs& operands) {
@@ -129,10 +165,8 @@ void CpuProducts::add_bfloat16(const Product& p, const Pairs& operands) {
   at::Tensor bias;
   if (options.bias.defined()) out.copies.push_back(bias = options.bias.to(at::kFloat));
   at::Tensor c = p.c;
-  if (!adds_to_float32(p) && pairs > kBFloat16Pairs) {  // a sum in several slices needs float32
-    out.c = p.c;
-    out.c_as_float32 = c = at::empty(p.c.sizes(), p.c.options().dtype(at::kFloat));
-  }
+  if (!adds_to_float32(p) && pairs > kBFloat16Pairs)  // a sum in several slices needs float32
+    c = out.as_float32(p.c, false);
   const bool rounds = c.scalar_type() == at::kBFloat16;
   out.problem = {.m = rows_of_result(p),
                  .n = p.n(),
@@ -158,7 +192,7 @@ void CpuProducts::run() {
   for (const Prepared& one : prepared_) problems.push_back(one.problem);
   gemm_float32(problems);
   for (const Prepared& one : prepared_)
-    if (one.c.defined()) one.c.copy_(one.c_as_float32);
+    for (const auto& [from, to] : one.rounded) to.copy_(from);
 }
 
 }  // namespace dovetail::ops

@@ -14,7 +14,8 @@ namespace dovetail::ops {
 /// product to the next without waiting for each other.
 class CpuProducts {
  public:
-  /// Returns true if the kernel can compute `p` in float32.
+  /// Returns true if the kernel can compute `p` in float32. It widens bfloat16 operands if
+  /// `widens_bfloat16()` is true.
   static bool takes_float32(const Product& p);
   /// Adds a product for which `takes_float32` is true. The kernel also writes its row_sums.
   void add_float32(const Product& p);
@@ -38,10 +39,14 @@ class CpuProducts {
   struct Prepared {
     GemmProblem problem;
     std::vector<at::Tensor> copies;
-    /// Bfloat16 result of a product with more than kBFloat16Pairs pairs along k. The kernel cannot
-    /// write it, so `run` rounds `c_as_float32` to it. Undefined for all other products.
-    at::Tensor c;
-    at::Tensor c_as_float32;  ///< result as the kernel writes it, if `c` is defined
+    /// Bfloat16 results that the kernel writes as float32. `run` rounds each `from` to its `to`.
+    struct Rounded {
+      at::Tensor from, to;
+    };
+    std::vector<Rounded> rounded;
+
+    /// Returns a float32 tensor for the kernel to write or to add to, in place of `x`.
+    at::Tensor as_float32(const at::Tensor& x, bool accumulate);
   };
   std::vector<Prepared> prepared_;
 };

@@ -40,11 +40,30 @@ struct Panel {
   int64_t slice;
 };
 
+/// Widens rows [index, index + count) of a bfloat16 x, terms [depth, depth + k), to float32.
+MatrixView widen(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k) {
+  const bool by_terms = x.row_stride == 1;  // a line has all rows of one term
+  const int64_t lines = by_terms ? k : count, length = by_terms ? count : k;
+  const int64_t line = by_terms ? depth : index, first = by_terms ? index : depth,
+                stride = by_terms ? x.column_stride : x.row_stride;
+  float* wide = workspace(Workspace::kGemmWidened, static_cast<size_t>(lines * length));
+  for (int64_t i = 0; i < lines; ++i) {
+    const uint16_t* from =
+        x.bfloat16 + (x.row_index ? x.row_index[line + i] : line + i) * stride + first;
+    float* to = wide + i * length;
+    for (int64_t j = 0; j < length; j += kLanes)
+      store(load(from + j, length - j), to + j, length - j);
+  }
+  return {.data = wide, .row_stride = by_terms ? 1 : k, .column_stride = by_terms ? count : 1};
+}
+
 /// Packs `count` rows of a (or columns of b) from `index` on, terms [depth, depth + k). Strides of
 /// x are named as for a.
 template <int64_t kWidth>
 void pack(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k, float* to) {
-  if (x.bfloat16) {
+  if (x.bfloat16 && x.bfloat16_terms == 0) {
+    pack<kWidth>(widen(x, index, count, depth, k), 0, count, 0, k, to);
+  } else if (x.bfloat16) {
     pack_pairs<kWidth>(x.bfloat16 + index, x.column_stride, x.row_index, x.bfloat16_terms, count,
                        depth, k, to);
   } else if (x.row_stride == 1) {
@@ -117,8 +136,9 @@ class Upcoming {
  public:
   Upcoming() = default;
   Upcoming(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k)
-      : lines_(x.row_stride == 1 ? Lines{x.data + index, x.column_stride, x.row_index}.from(depth)
-                                 : Lines{x.data + depth, x.row_stride, x.row_index}.from(index)),
+      : lines_(x.bfloat16          ? Lines{}
+               : x.row_stride == 1 ? Lines{x.data + index, x.column_stride, x.row_index}.from(depth)
+                                   : Lines{x.data + depth, x.row_stride, x.row_index}.from(index)),
         end_(x.bfloat16          ? 0
              : x.row_stride == 1 ? k
                                  : count),

@@ -14,11 +14,11 @@ struct MatrixView {
   /// row_index[i] times the distance between lines. This distance is the other stride and must be
   /// above 1.
   const int32_t* row_index = nullptr;
-  /// Bfloat16 elements that are read in place of `data`, in a product with `GemmProblem::pairs`.
-  /// Null: read `data`. Elements along k are not adjacent: their stride is above 1. The kernel
-  /// joins elements 2p and 2p + 1 along k to a pair.
+  /// Bfloat16 elements that are read in place of `data`. Null: read `data`. The kernel widens each
+  /// element to float32. In a product with `GemmProblem::pairs`, it joins elements 2p and 2p + 1
+  /// along k to a pair instead; elements along k are then not adjacent: their stride is above 1.
   const uint16_t* bfloat16 = nullptr;
-  int64_t bfloat16_terms = 0;  ///< number of elements of `bfloat16` along k
+  int64_t bfloat16_terms = 0;  ///< for pairs: number of elements of `bfloat16` along k; else 0
 };
 
 /// Matrix product c (m, n) = [c +] [bias +] a (m, k) @ b (k, n).

@@ -80,11 +80,12 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
   }
 };
 
-/// Returns true for float32 on a CPU. ATen computes bfloat16 on a CPU: oneDNN has AMX and
-/// AVX512-BF16 kernels. On a GPU only the gradient of the bias is ours.
+/// Returns true if our kernel computes the products on a CPU. ATen computes bfloat16 on a CPU with
+/// BF16 instructions: oneDNN has AMX and AVX512-BF16 kernels. On a GPU only the gradient of the
+/// bias is ours.
 bool by_function(const at::Tensor& x, const at::Tensor& bias) {
   if (!use_kernel(Kernel::kGemm, x) || x.numel() == 0) return false;
-  return x.is_cuda() ? bias.defined() : x.scalar_type() == at::kFloat;
+  return x.is_cuda() ? bias.defined() : x.scalar_type() == at::kFloat || widens_bfloat16();
 }
 
 }  // namespace

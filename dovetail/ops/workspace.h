@@ -6,7 +6,16 @@ namespace dovetail::ops {
 
 /// Purpose of a thread's scratch memory. Each purpose has its own buffer, so a kernel that uses one
 /// buffer may call a kernel with another purpose.
-enum class Workspace { kGemmRows, kGemmPanel, kAttention, kRows, kMadeRows, kRandomWords, kCount };
+enum class Workspace {
+  kGemmRows,
+  kGemmPanel,
+  kGemmWidened,
+  kAttention,
+  kRows,
+  kMadeRows,
+  kRandomWords,
+  kCount
+};
 
 /// Returns scratch memory of this thread: at least `count` floats, aligned to a cache line,
 /// uninitialised. It is valid until the thread calls this function again for the same purpose. A

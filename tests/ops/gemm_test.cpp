@@ -178,7 +178,7 @@ TEST(Gemm, AddsWeightedRows) {
                      weights = normal({30}, 3), rows = rows_of(30, 60, 4);
     at::Tensor c = at::zeros({60, 37});
     gemm_into(c, a, b, {.accumulate = true, .c_rows = rows, .c_weights = weights});
-    if (multiplies_bfloat16_rows()) {
+    if (multiplies_bfloat16_rows() || widens_bfloat16()) {
       const at::Tensor product = reference(a, b, {}) * weights.to(at::kDouble).unsqueeze(1);
       expect_close(c, at::zeros({60, 37}, at::kDouble).index_add(0, rows, product), 1e-5);
     } else {
@@ -292,10 +292,52 @@ TEST(Gemm, NotANumberAndInfinityComeThrough) {
 }
 
 TEST(Gemm, OtherDtypesGoToAten) {
-  for (const auto dtype : {at::kDouble, at::kBFloat16}) {
-    const at::Tensor a = normal({17, 23}, 1, dtype), b = normal({23, 9}, 2, dtype);
-    expect_same_bits(gemm(a, b), at::mm(a, b));
-  }
+  const at::Tensor a = normal({17, 23}, 1, at::kDouble), b = normal({23, 9}, 2, at::kDouble);
+  expect_same_bits(gemm(a, b), at::mm(a, b));
+  if (widens_bfloat16()) return;
+  const at::Tensor x = a.to(at::kBFloat16), y = b.to(at::kBFloat16);
+  expect_same_bits(gemm(x, y), at::mm(x, y));
+}
+
+TEST(Gemm, WidensBFloat16WithoutItsInstructions) {
+  int widened = 0;
+  at_every_simd_level([&] {
+    if (!widens_bfloat16()) return;
+    ++widened;
+    for (const int64_t k : {1, 37, 1000}) {
+      for (const bool transpose_a : {false, true}) {
+        for (const bool transpose_b : {false, true}) {
+          SCOPED_TRACE(::testing::Message() << k << " " << transpose_a << " " << transpose_b);
+          const GemmOptions plain = {.transpose_a = transpose_a, .transpose_b = transpose_b};
+          const at::Tensor a = operand(101, k, transpose_a, 1, at::kBFloat16),
+                           b = operand(k, 71, transpose_b, 2, at::kBFloat16),
+                           bias = normal({71}, 3, at::kBFloat16),
+                           row_sums = at::empty({101}, at::kBFloat16);
+          // The product of float32 copies, rounded once.
+          const at::Tensor wide = gemm(a.to(at::kFloat), b.to(at::kFloat), plain);
+          GemmOptions options = plain;
+          options.row_sums = row_sums;
+          expect_same_bits(gemm(a, b, options), wide.to(at::kBFloat16));
+          const at::Tensor as_matrix = transpose_a ? a.t() : a;
+          expect_close(row_sums, as_matrix.to(at::kDouble).sum(1), 0x1p-7);
+          options = plain;
+          options.bias = bias;
+          expect_close(gemm(a, b, options), wide.to(at::kDouble) + bias.to(at::kDouble), 0x1p-7);
+          at::Tensor sum = normal({101, 71}, 4, at::kBFloat16);
+          const at::Tensor expected = sum.to(at::kDouble) + wide.to(at::kDouble);
+          options = plain;
+          options.accumulate = true;
+          gemm_into(sum, a, b, options);
+          expect_close(sum, expected, 0x1p-7);
+        }
+      }
+    }
+    // Strides other than 1: every second row and column.
+    const at::Tensor x = normal({60, 80}, 5, at::kBFloat16).slice(0, 0, 60, 2).slice(1, 0, 80, 2),
+                     y = normal({40, 9}, 6, at::kBFloat16);
+    expect_same_bits(gemm(x, y), gemm(x.to(at::kFloat), y.to(at::kFloat)).to(at::kBFloat16));
+  });
+  EXPECT_GE(widened, 1);
 }
 
 TEST(Gemm, RefusesWithBothShapes) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <tuple>
 
 #include "dovetail/plan/solve/solve.h"
 #include "tests/plan/random_graph.h"
@@ -26,18 +27,18 @@ TEST(Auto, GivesEveryRunTheFastestAlgorithmThatFits) {
   for (int round = 0; round < 200; ++round) {
     SCOPED_TRACE(round);
     Graph graph = random_step(random, 4);
-    const Graph seen = with_least_workspace(graph);
+    const auto [seen, algorithms] = seen_as(graph, Seen::kLeastWorkspace);
     const int64_t all = check(seen, kept_plan(seen)).peak_bytes;
     graph.budget_bytes = all + 8 * draw(random, -1, 3);
     const Plan least = kept_plan(seen);
     if (graph.budget_bytes < all) {
-      EXPECT_THROW(choose_algorithms(graph, least), InvalidPlan);
+      EXPECT_THROW(choose_algorithms(graph, least, algorithms), InvalidPlan);
       continue;
     }
     // Without offloading, the memory during a node does not depend on the algorithms of other
     // nodes.
     const Timeline before = check(seen, least);
-    const Plan made = choose_algorithms(graph, least);
+    const Plan made = choose_algorithms(graph, least, algorithms);
     ASSERT_EQ(made.actions.size(), least.actions.size());
     for (size_t a = 0; a < made.actions.size(); ++a) {
       if (made.actions[a].op != Op::kCompute) continue;
@@ -54,6 +55,55 @@ TEST(Auto, GivesEveryRunTheFastestAlgorithmThatFits) {
     EXPECT_LE(check(graph, made).peak_bytes, graph.budget_bytes);
   }
   EXPECT_GE(chosen, 100);
+}
+
+TEST(SeenAs, ShowsOneAlgorithmOfEachNode) {
+  Graph graph;
+  graph.tensors = {{.id = "a", .bytes = 8}};
+  graph.nodes = {{.name = "n",
+                  .outputs = {0},
+                  .algorithms = {{"least", 4, 0}, {"middle", 2, 8}, {"fastest", 1, 16}}}};
+  const auto seen = [&](Seen as) {
+    const SeenGraph made = seen_as(graph, as);
+    EXPECT_EQ(made.graph.nodes[0].algorithms.size(), 1);
+    const Algorithm& only = made.graph.nodes[0].algorithms[0];
+    return std::tuple(made.algorithms[0], only.time_s, only.workspace_bytes);
+  };
+  EXPECT_EQ(seen(Seen::kLeastWorkspace), std::tuple(0, 4.0, 0));
+  EXPECT_EQ(seen(Seen::kFastestTime), std::tuple(0, 1.0, 0));
+  EXPECT_EQ(seen(Seen::kFastest), std::tuple(2, 1.0, 16));
+}
+
+/// A copy of 3 s beside two nodes, and a budget in which a workspace and the copied tensor exclude
+/// each other. In the order of the plan Auto speeds up node `first` by 1 s, and has no memory left
+/// for node `second`, which would save 4 s.
+TEST(Auto, TakesTheBestOfSeveralOrders) {
+  Graph graph;
+  graph.bandwidth = {.to_host = 4, .to_device = 4};
+  graph.tensors = {{.id = "x", .bytes = 16},
+                   {.id = "a", .bytes = 8},
+                   {.id = "b", .bytes = 8, .kind = TensorKind::kOutput}};
+  graph.nodes = {{.name = "makes", .outputs = {0}, .algorithms = {{"only", 1, 0}}},
+                 {.name = "first",
+                  .outputs = {1},
+                  .algorithms = {{"slow", 5, 0}, {"fast", 4, 0}, {"faster", 2, 8}}},
+                 {.name = "second",
+                  .inputs = {1},
+                  .outputs = {2},
+                  .algorithms = {{"slow", 6, 0}, {"fast", 1, 16}}}};
+  graph.final = {2};
+  // x leaves while `first` runs: 16 bytes until 1 + 4 s. If `first` takes 2 s, x is still there
+  // when `second` begins, and leaves no room for the workspace of `second`.
+  graph.budget_bytes = 32;
+  const Plan plan{.actions = {{.op = Op::kCompute, .node = 0},
+                              {.op = Op::kOffload, .tensor = 0},
+                              {.op = Op::kFree, .tensor = 0},
+                              {.op = Op::kCompute, .node = 1},
+                              {.op = Op::kCompute, .node = 2}}};
+  const Plan made = choose_algorithms(graph, plan, {0, 0, 0});
+  EXPECT_EQ(made.actions[3].algorithm, 1);
+  EXPECT_EQ(made.actions[4].algorithm, 1);
+  EXPECT_DOUBLE_EQ(check(graph, made).makespan_s, 1 + 4 + 1);
 }
 
 TEST(Baselines, APlanShowsTheDecisionsThatItCameFrom) {
@@ -120,7 +170,8 @@ TEST(Baselines, PlansFitAndAreNoFasterThanTheProgram) {
     if (!program.plan) continue;
     ++fits;
     EXPECT_LE(check(graph, *program.plan).makespan_s, program.time_s * (1 + 1e-6));
-    EXPECT_LE(check(graph, choose_algorithms(graph, *program.plan)).makespan_s,
+    const std::vector<int> least = seen_as(graph, Seen::kLeastWorkspace).algorithms;
+    EXPECT_LE(check(graph, choose_algorithms(graph, *program.plan, least)).makespan_s,
               program.time_s * (1 + 1e-6));
   }
   EXPECT_GE(fits, 8);

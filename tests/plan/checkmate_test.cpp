@@ -17,7 +17,7 @@ const MilpOptions kExact = {.time_limit_s = 30, .relative_gap = 0};
 
 /// A small step without a choice of algorithms, within a budget that may be too small.
 Graph tight_step(Random& random, int layers) {
-  Graph graph = with_least_workspace(random_step(random, layers));
+  Graph graph = seen_as(random_step(random, layers), Seen::kLeastWorkspace).graph;
   for (GraphNode& node : graph.nodes)
     if (draw(random, 0, 3) == 0) node.algorithms[0].workspace_bytes = 8 * draw(random, 1, 3);
   const int64_t all = check(graph, kept_plan(graph)).peak_bytes;

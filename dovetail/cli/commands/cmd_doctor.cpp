@@ -16,6 +16,7 @@
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/cli/parse/parser.h"
 #include "dovetail/ops/cuda_kernels.h"
+#include "dovetail/ops/gemm.h"
 
 namespace dovetail::cli {
 namespace {
@@ -132,7 +133,7 @@ class DoctorCommand : public Command {
     const Gpu gpu = find_gpu();
     const std::vector<Problem> problems = find_problems(m, gpu);
     const double copy = measure_copy_bandwidth(), fp32 = measure_gemm_rate(GemmType::kFloat32),
-                 bf16 = measure_gemm_rate(GemmType::kBFloat16);
+                 bf16 = ops::measure_bfloat16_rate(at::kCPU);
     if (json_) {
       print_report_json(gpu, problems, copy, fp32, bf16);
       return;

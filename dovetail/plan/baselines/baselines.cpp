@@ -8,6 +8,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/plan/baselines/checkmate.h"
+#include "dovetail/plan/solve/search.h"
 #include "dovetail/plan/solve/solve.h"
 
 namespace dovetail::plan {
@@ -60,6 +61,31 @@ void offer_greedy(Fastest& fastest, Candidates which, const ChenOptions& options
         options));
 }
 
+/// Gives each compute in turn, in the given order, its fastest algorithm that fits. Returns the
+/// makespan of the changed plan; `makespan_s` is its makespan before.
+double give_algorithms(const Graph& graph, Plan& plan, const std::vector<size_t>& order,
+                       double makespan_s) {
+  for (const size_t a : order) {
+    Action& action = plan.actions[a];
+    const auto& algorithms = graph.nodes[action.node].algorithms;
+    std::vector<int> by_time(algorithms.size());
+    std::iota(by_time.begin(), by_time.end(), 0);
+    std::stable_sort(by_time.begin(), by_time.end(),
+                     [&](int x, int y) { return algorithms[x].time_s < algorithms[y].time_s; });
+    for (const int algorithm : by_time) {
+      const int before = std::exchange(action.algorithm, algorithm);
+      if (algorithm == before) break;
+      const auto timeline = timeline_of(graph, plan);
+      if (timeline && timeline->makespan_s <= makespan_s) {
+        makespan_s = timeline->makespan_s;
+        break;
+      }
+      action.algorithm = before;
+    }
+  }
+  return makespan_s;
+}
+
 }  // namespace
 
 const Algorithm& smallest_workspace_algorithm(const GraphNode& node) {
@@ -76,34 +102,52 @@ std::vector<int> smallest_workspace_algorithms(const Graph& graph) {
   return out;
 }
 
-Graph with_least_workspace(const Graph& graph) {
-  Graph out = graph;
-  for (GraphNode& node : out.nodes) node.algorithms = {smallest_workspace_algorithm(node)};
+SeenGraph seen_as(const Graph& graph, Seen seen) {
+  SeenGraph out{.graph = graph};
+  const std::vector<int> least = smallest_workspace_algorithms(graph);
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    GraphNode& node = out.graph.nodes[n];
+    const int fastest = fastest_algorithm(node);
+    out.algorithms.push_back(seen == Seen::kFastest ? fastest : least[n]);
+    Algorithm only = node.algorithms[out.algorithms[n]];
+    if (seen == Seen::kFastestTime) only.time_s = node.algorithms[fastest].time_s;
+    node.algorithms = {std::move(only)};
+  }
   return out;
 }
 
-Plan choose_algorithms(const Graph& graph, const Plan& plan) {
+Plan choose_algorithms(const Graph& graph, Plan plan, const std::vector<int>& algorithms) {
+  for (Action& action : plan.actions)
+    if (action.op == Op::kCompute) action.algorithm = algorithms[action.node];
+  const double before_s = check(graph, plan).makespan_s;
+  // Of an action: time that the fastest algorithm saves, and the workspace that it needs for that.
+  const auto saving = [&](size_t a) {
+    const GraphNode& node = graph.nodes[plan.actions[a].node];
+    const Algorithm &given = node.algorithms[plan.actions[a].algorithm],
+                    &fastest = node.algorithms[fastest_algorithm(node)];
+    return std::pair(given.time_s - fastest.time_s,
+                     std::max<int64_t>(fastest.workspace_bytes - given.workspace_bytes, 1));
+  };
+  const auto saved_s = [&](size_t a) { return saving(a).first; };
+  const auto saved_per_byte = [&](size_t a) {
+    return saving(a).first / static_cast<double>(saving(a).second);
+  };
+  std::vector<size_t> computes;
+  for (size_t a = 0; a < plan.actions.size(); ++a)
+    if (plan.actions[a].op == Op::kCompute) computes.push_back(a);
+  std::vector<size_t> by_time = computes, by_rate = computes;
+  std::stable_sort(by_time.begin(), by_time.end(),
+                   [&](size_t a, size_t b) { return saved_s(a) > saved_s(b); });
+  std::stable_sort(by_rate.begin(), by_rate.end(),
+                   [&](size_t a, size_t b) { return saved_per_byte(a) > saved_per_byte(b); });
   Plan out = plan;
-  const std::vector<int> least = smallest_workspace_algorithms(graph);
-  for (Action& action : out.actions)
-    if (action.op == Op::kCompute) action.algorithm = least[action.node];
-  double makespan_s = check(graph, out).makespan_s;
-  for (Action& action : out.actions) {
-    if (action.op != Op::kCompute) continue;
-    const auto& algorithms = graph.nodes[action.node].algorithms;
-    std::vector<int> order(algorithms.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int a, int b) { return algorithms[a].time_s < algorithms[b].time_s; });
-    for (const int algorithm : order) {
-      const int before = std::exchange(action.algorithm, algorithm);
-      const auto timeline = algorithm == before ? std::nullopt : timeline_of(graph, out);
-      if (timeline && timeline->makespan_s <= makespan_s)
-        makespan_s = timeline->makespan_s;
-      else
-        action.algorithm = before;
-      if (action.algorithm == algorithm) break;
-    }
+  double out_s = before_s;
+  for (const auto* order : {&computes, &by_time, &by_rate}) {
+    Plan made = plan;
+    const double made_s = give_algorithms(graph, made, *order, before_s);
+    if (made_s >= out_s) continue;
+    out = std::move(made);
+    out_s = made_s;
   }
   return out;
 }
@@ -168,41 +212,44 @@ Baseline chen_greedy(const Graph& graph, Candidates candidates, const ChenOption
   return fastest.found;
 }
 
-Baseline checkmate(const Graph& graph, const MilpOptions& options) {
-  const Graph seen = with_least_workspace(graph);
-  const StageGraph stages(seen);
+Baseline checkmate(const Graph& graph, const MilpOptions& options, Seen seen) {
+  const SeenGraph view = seen_as(graph, seen);
+  const StageGraph stages(view.graph);
   Baseline out{.name = "checkmate"};
-  const SolveOptions alone{.offload = false, .compress = false, .across_steps = false};
-  if (seen.budget_bytes < floor_of(seen, alone).bytes) return out;
+  const SolveOptions alone{.offload = false,
+                           .compress = false,
+                           .across_steps = false,
+                           .time_limit_s = options.time_limit_s / 3};
+  if (graph.budget_bytes < floor_of(view.graph, alone).bytes) return out;
   const double started_s = now_seconds();
   Fastest start{.graph = stages};
   for (const Candidates which : {Candidates::kAll, Candidates::kArticulation})
     offer_greedy(start, which, {});
   try {
-    const Solution greedy = solve(seen, alone);
+    const Solution greedy = solve(view.graph, alone);
     start.offer(stages_of(stages, greedy.schedule.plan));
   } catch (const UserError&) {  // the greedy search finds none; Checkmate may
   }
-  const auto made = solve_checkmate(seen, options, start.stages);
+  const auto made = solve_checkmate(view.graph, options, start.stages);
   out.seconds = now_seconds() - started_s;
   if (!made) return out;
   out.time_s = made->time_s;
   out.bound_s = made->bound_s;
-  Plan plan = plan_of(stages, made->stages, smallest_workspace_algorithms(graph));
+  Plan plan = plan_of(stages, made->stages, view.algorithms);
   if (timeline_of(graph, plan)) out.plan = std::move(plan);
   return out;
 }
 
 Baseline checkmate_rounded(const Graph& graph, const MilpOptions& options) {
-  const Graph seen = with_least_workspace(graph);
-  const StageGraph stages(seen);
+  const SeenGraph view = seen_as(graph, Seen::kLeastWorkspace);
+  const StageGraph stages(view.graph);
   Baseline out{.name = "checkmate, rounded"};
   const double started_s = now_seconds();
-  const auto made = round_checkmate(seen, options);
+  const auto made = round_checkmate(view.graph, options);
   out.seconds = now_seconds() - started_s;
   if (!made) return out;
   out.time_s = made->time_s;
-  out.plan = plan_of(stages, made->stages, smallest_workspace_algorithms(graph));
+  out.plan = plan_of(stages, made->stages, view.algorithms);
   return out;
 }
 

@@ -18,15 +18,31 @@ const Algorithm& smallest_workspace_algorithm(const GraphNode& node);
 /// Returns, for each node, the index of the algorithm that smallest_workspace_algorithm() returns.
 std::vector<int> smallest_workspace_algorithms(const Graph& graph);
 
-/// Returns the graph with only the minimum-workspace algorithm of each node. It is the input of
-/// strategies that do not choose algorithms.
-Graph with_least_workspace(const Graph& graph);
+/// Costs that a strategy sees which does not choose algorithms.
+enum class Seen {
+  kLeastWorkspace,  ///< time and workspace of the algorithm with the smallest workspace
+  /// Time of the fastest algorithm, workspace of the smallest. MO-SOS plans copies so (section
+  /// 2.3): a copy that hides behind the fastest algorithm hides behind each other one, too.
+  kFastestTime,
+  kFastest,  ///< time and workspace of the fastest algorithm
+};
+/// Graph with one algorithm per node, for strategies that do not choose algorithms.
+struct SeenGraph {
+  Graph graph;
+  /// Per node: index of the algorithm in the whole graph whose workspace `graph` has.
+  std::vector<int> algorithms;
+};
+SeenGraph seen_as(const Graph& graph, Seen seen);
 
-/// Chooses the algorithm of each compute in a plan of `with_least_workspace(graph)`. This is the
-/// strategy `Auto` of MO-SOS, a planner that decides by 0-1 programs. Visits computes one by one in
-/// plan order. Each gets the fastest algorithm with which the plan still fits the budget and does
-/// not become slower. A choice is never undone, even if it takes memory that a later copy needs.
-Plan choose_algorithms(const Graph& graph, const Plan& plan);
+/// Chooses the algorithm of each compute in a plan of `seen_as`. This is the strategy `Auto` of
+/// MO-SOS, a planner that decides by 0-1 programs. `plan` is a plan of SeenGraph::graph, and
+/// `algorithms` is SeenGraph::algorithms. Each compute starts with these. Auto then visits the
+/// computes one by one. Each gets the fastest algorithm with which the plan still fits the budget
+/// and does not become slower. A choice is never undone, even if it takes memory that a later copy
+/// needs. Returns the fastest plan of three orders of visits: order of the plan, most time saved
+/// first, most time saved per byte of workspace first. Throws InvalidPlan if the plan does not fit
+/// with `algorithms`.
+Plan choose_algorithms(const Graph& graph, Plan plan, const std::vector<int>& algorithms);
 
 /// Derives decisions (plan/model/schedule.h) from a plan: the algorithm of each node's first run,
 /// and the treatment of each gap. A search may start from them. Decisions cannot express every
@@ -56,8 +72,11 @@ Baseline chen_greedy(const Graph& graph, Candidates candidates, const ChenOption
 
 /// Strategy Checkmate: solves an integer program (plan/baselines/checkmate.h). The solver starts
 /// from the fastest plan that two methods find. These are Chen's greedy strategy, and our search
-/// (`solve`) with recomputation as its only technique.
-Baseline checkmate(const Graph& graph, const MilpOptions& options);
+/// (`solve`) with recomputation as its only technique. The search takes up to a third of
+/// `options.time_limit_s`, in addition to the solver's time. Baseline::plan has
+/// SeenGraph::algorithms.
+Baseline checkmate(const Graph& graph, const MilpOptions& options,
+                   Seen seen = Seen::kLeastWorkspace);
 /// Returns the plan from Checkmate's linear relaxation, rounded (round_checkmate).
 Baseline checkmate_rounded(const Graph& graph, const MilpOptions& options);
 

@@ -10,17 +10,6 @@
 namespace dovetail::plan {
 namespace {
 
-int forward_nodes(const StageGraph& graph) {
-  const auto& tensors = graph.graph().tensors;
-  int n = 0;
-  while (n < graph.nodes() &&
-         std::none_of(
-             graph.makes(n).begin(), graph.makes(n).end(),
-             [&](int value) { return tensors[value].kind == TensorKind::kGrad; }))
-    ++n;
-  return n;
-}
-
 /// Forward node of each backward node. Nodes are paired by layer: the last forward node with the
 /// first backward node. A backward node whose layer has no forward node takes the pair of the next
 /// backward node. It gets -1 if there is no next pair.
@@ -46,8 +35,18 @@ std::vector<int> mirrors(const StageGraph& graph, int forward) {
 
 }  // namespace
 
+int forward_nodes(const Graph& graph) {
+  const auto backward =
+      std::find_if(graph.nodes.begin(), graph.nodes.end(), [&](const GraphNode& node) {
+        return std::any_of(node.outputs.begin(), node.outputs.end(), [&](int t) {
+          return graph.tensors[graph.root(t)].kind == TensorKind::kGrad;
+        });
+      });
+  return static_cast<int>(backward - graph.nodes.begin());
+}
+
 std::vector<int> chen_candidates(const StageGraph& graph, Candidates which) {
-  const int forward = forward_nodes(graph);
+  const int forward = forward_nodes(graph.graph());
   std::vector<int> all(forward);
   std::iota(all.begin(), all.end(), 0);
   if (which == Candidates::kAll) return all;
@@ -78,7 +77,7 @@ std::vector<int> greedy_checkpoints(const StageGraph& graph, const std::vector<i
                                     int64_t segment_bytes) {
   std::vector<int> out;
   int64_t made = 0;
-  const int forward = forward_nodes(graph);
+  const int forward = forward_nodes(graph.graph());
   for (int n = 0; n < forward; ++n) {
     for (const int value : graph.makes(n)) made += graph.graph().tensors[value].bytes;
     if (made <= segment_bytes || !std::binary_search(candidates.begin(), candidates.end(), n))
@@ -91,7 +90,7 @@ std::vector<int> greedy_checkpoints(const StageGraph& graph, const std::vector<i
 
 std::optional<Stages> stages_for(const StageGraph& graph, const std::vector<int>& checkpoints,
                                  const ChenOptions& options) {
-  const int forward = forward_nodes(graph), nodes = graph.nodes();
+  const int forward = forward_nodes(graph.graph()), nodes = graph.nodes();
   const std::vector<int> mirror = mirrors(graph, forward);
   auto keeps = no_stages(graph).keeps;
   const auto keep = [&](int t, int node) {

@@ -11,9 +11,11 @@
 /// nodes of a segment again when it reaches the segment.
 namespace dovetail::plan {
 
-/// Nodes from which the strategies choose checkpoints. They are forward nodes: nodes before the
-/// first one that computes a gradient. Both choices are Checkmate's extensions of the strategies
-/// beyond chains.
+/// Returns the number of forward nodes: nodes before the first one that computes a gradient.
+int forward_nodes(const Graph& graph);
+
+/// Nodes from which the strategies choose checkpoints. They are forward nodes. Both choices are
+/// Checkmate's extensions of the strategies beyond chains.
 /// - kAll: all forward nodes, as if the step were a chain.
 /// - kArticulation: forward nodes that are articulation points. No forward node after such a node
 ///   reads a value computed before it.

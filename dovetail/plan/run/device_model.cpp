@@ -118,8 +118,9 @@ std::vector<Algorithm> pairs(const std::vector<Algorithm>& a, const std::vector<
 
 class DeviceGraph {
  public:
-  DeviceGraph(const DeviceModel& device, const CapturedStep& step)
-      : device_(device), step_(step), made_(graph_of(step)) {}
+  DeviceGraph(const DeviceModel& device, const CapturedStep& step,
+              const ConvolutionAlgorithms& convolutions)
+      : device_(device), step_(step), convolutions_(convolutions), made_(graph_of(step)) {}
 
   StepGraph build() {
     Graph& graph = made_.graph;
@@ -246,12 +247,16 @@ class DeviceGraph {
     return out;
   }
 
+  std::vector<Algorithm> algorithms_of(const ConvolutionShape& shape, ConvolutionPass pass) const {
+    return convolutions_ ? convolutions_(shape, pass)
+                         : convolution_algorithms(device_, shape, pass);
+  }
+
   std::vector<Algorithm> convolution(const CapturedOperation& operation) const {
     const auto& arguments = operation.arguments;
     const Layer layer = layer_of(operation, arguments[0].uses[0], arguments[1].uses[0], 3);
-    std::vector<Algorithm> out = convolution_algorithms(
-        device_, layer.shape,
-        layer.transposed ? ConvolutionPass::kData : ConvolutionPass::kForward);
+    std::vector<Algorithm> out = algorithms_of(
+        layer.shape, layer.transposed ? ConvolutionPass::kData : ConvolutionPass::kForward);
     const bool bias =
         arguments[2].kind == CapturedArgument::Kind::kTensor && arguments[2].uses[0].storage >= 0;
     double made = 0;
@@ -268,9 +273,7 @@ class DeviceGraph {
     const Layer layer = layer_of(operation, arguments[1].uses[0], arguments[2].uses[0], kStride);
     const auto mask = arguments[kMask].value.toBoolList();
     std::vector<Algorithm> out = {{"only", 0, 0}};
-    const auto pass = [&](ConvolutionPass which) {
-      return convolution_algorithms(device_, layer.shape, which);
-    };
+    const auto pass = [&](ConvolutionPass which) { return algorithms_of(layer.shape, which); };
     const auto data = layer.transposed ? ConvolutionPass::kForward : ConvolutionPass::kData;
     if (mask.get(0) && mask.get(1))
       out = pairs(pass(data), pass(ConvolutionPass::kFilter));
@@ -284,6 +287,7 @@ class DeviceGraph {
 
   const DeviceModel& device_;
   const CapturedStep& step_;
+  const ConvolutionAlgorithms& convolutions_;
   StepGraph made_;
 };
 
@@ -305,8 +309,9 @@ std::vector<Algorithm> without_dominated(std::vector<Algorithm> algorithms) {
   return out;
 }
 
-StepGraph graph_on(const DeviceModel& device, const CapturedStep& step) {
-  return DeviceGraph(device, step).build();
+StepGraph graph_on(const DeviceModel& device, const CapturedStep& step,
+                   const ConvolutionAlgorithms& convolutions) {
+  return DeviceGraph(device, step, convolutions).build();
 }
 
 int64_t peak_with_outputs_held(const Graph& graph) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "dovetail/plan/record/captured_step.h"
@@ -61,6 +62,10 @@ enum class ConvolutionPass { kForward, kData, kFilter };
 std::vector<Algorithm> convolution_algorithms(const DeviceModel& device,
                                               const ConvolutionShape& shape, ConvolutionPass pass);
 
+/// Returns the algorithms of one pass of a convolution.
+using ConvolutionAlgorithms =
+    std::function<std::vector<Algorithm>(const ConvolutionShape& shape, ConvolutionPass pass)>;
+
 /// Removes each algorithm for which another one is no slower and needs no more workspace. Returns
 /// the remaining ones in order of ascending workspace.
 std::vector<Algorithm> without_dominated(std::vector<Algorithm> algorithms);
@@ -68,13 +73,14 @@ std::vector<Algorithm> without_dominated(std::vector<Algorithm> algorithms);
 /// Returns the graph of a captured step (`graph_of`), with the modelled bandwidth and the modelled
 /// time of each node on `device`. Graph::budget_bytes is the peak memory if everything is kept.
 ///
-/// A convolution has the algorithms that `convolution_algorithms` returns. A backward convolution
-/// has all pairs of a data and a filter algorithm, run one after the other. Only algorithms that
-/// `without_dominated` returns remain. A matrix product (mm, addmm, bmm) takes the longer of its
-/// arithmetic and its memory traffic. Every other operation reads each of its tensors once, and
-/// writes once what it creates or changes. A codec `mxfp8` runs at the speed of the memory. It may
-/// compress float activations, with loss.
-StepGraph graph_on(const DeviceModel& device, const CapturedStep& step);
+/// A convolution has the algorithms that `convolutions` returns; by default that is
+/// `convolution_algorithms`. A backward convolution has all pairs of a data and a filter algorithm,
+/// run one after the other. Only algorithms that `without_dominated` returns remain. A matrix
+/// product (mm, addmm, bmm) takes the longer of its arithmetic and its memory traffic. Every other
+/// operation reads each of its tensors once, and writes once what it creates or changes. A codec
+/// `mxfp8` runs at the speed of the memory. It may compress float activations, with loss.
+StepGraph graph_on(const DeviceModel& device, const CapturedStep& step,
+                   const ConvolutionAlgorithms& convolutions = {});
 
 /// Returns the peak memory of the step in a framework without liveness analysis. There, each
 /// forward output is held until its node's backward and its last reader have ended. Nodes are

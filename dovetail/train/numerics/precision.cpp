@@ -9,6 +9,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/comm/collective.h"
 #include "dovetail/mx/float8_product.h"
+#include "dovetail/ops/gemm.h"
 #include "dovetail/train/numerics/model_precision.h"
 
 namespace dovetail::train {
@@ -16,7 +17,7 @@ namespace {
 
 Precision probe(c10::Device device) {
   const double fp32 = measure_gemm_rate(GemmType::kFloat32, device),
-               bf16 = measure_gemm_rate(GemmType::kBFloat16, device);
+               bf16 = ops::measure_bfloat16_rate(device);
   const bool faster = bf16 >= kMinBFloat16Gain * fp32;
   return {.name = faster ? "bf16" : "fp32",
           .reason = fmt::format("bf16 probed: {:.2f}x the speed of fp32 here", bf16 / fp32),
@@ -37,8 +38,7 @@ Precision decide(const std::string& recipe, const std::optional<std::string>& ke
                          .reason = kept && recipe == "auto" ? "as the run began" : ""};
   const at::ScalarType compute = compute_dtype(precision.name);
   if (compute == at::kFloat) precision.peak_flops = measure_gemm_rate(GemmType::kFloat32, device);
-  if (compute == at::kBFloat16)
-    precision.peak_flops = measure_gemm_rate(GemmType::kBFloat16, device);
+  if (compute == at::kBFloat16) precision.peak_flops = ops::measure_bfloat16_rate(device);
   return precision;
 }
 

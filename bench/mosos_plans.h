@@ -1,0 +1,186 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
+#include "dovetail/plan/baselines/baselines.h"
+#include "dovetail/plan/baselines/swapping.h"
+#include "dovetail/plan/model/packing.h"
+#include "dovetail/plan/solve/joint.h"
+
+namespace dovetail::plan {
+
+/// Result of a plan after check and simulation.
+struct Row {
+  std::string name;
+  double predicted_s = 0, simulated_s = 0, solve_s = 0;
+  std::optional<double> gap;  // to a proven bound, if there is one
+  double convolution_s = 0, other_s = 0;
+  int64_t peak_bytes = 0, moved_bytes = 0, again_bytes = 0, packed_bytes = 0;
+  bool found = false;
+};
+
+inline Row row_of(const Graph& graph, const std::string& name, const Plan& plan) {
+  Row out{.name = name, .found = true};
+  const Timeline timeline = check(graph, plan);
+  out.simulated_s = timeline.makespan_s;
+  out.peak_bytes = timeline.peak_bytes;
+  std::vector<char> ran(graph.nodes.size());
+  for (const Action& action : plan.actions) {
+    const int64_t bytes = action.tensor >= 0 ? graph.tensors[action.tensor].bytes : 0;
+    if (action.op == Op::kOffload || action.op == Op::kPrefetch) out.moved_bytes += bytes;
+    if (action.op == Op::kCompress) out.packed_bytes += bytes;
+    if (action.op != Op::kCompute) continue;
+    const GraphNode& node = graph.nodes[action.node];
+    const bool convolution = node.name.starts_with("aten::convolution");
+    (convolution ? out.convolution_s : out.other_s) += node.algorithms[action.algorithm].time_s;
+    if (ran[action.node]++)
+      for (const int t : node.outputs) out.again_bytes += graph.tensors[t].bytes;
+  }
+  return out;
+}
+
+/// Returns the row of a search: its expected time, its duration and its proven gap.
+inline Row row_of(const Graph& graph, const std::string& name, const JointSolution& made) {
+  Row out = row_of(graph, name, made.solution.schedule.plan);
+  out.predicted_s = made.solution.schedule.timeline.makespan_s;
+  out.solve_s = made.solution.seconds;
+  const double bound_s = std::max(made.report.bound_s, made.solution.bound_s);
+  out.gap = std::max(0.0, 1 - bound_s / out.predicted_s);
+  return out;
+}
+
+/// The fastest of some plans' decisions when they are scheduled.
+inline std::optional<Decisions> fastest_decisions(const Graph& graph,
+                                                  const std::vector<Plan>& plans) {
+  const Scheduler scheduler(graph);
+  std::optional<Decisions> out;
+  double best_s = std::numeric_limits<double>::infinity();
+  for (const Plan& plan : plans) {
+    Decisions decisions = decisions_of(graph, plan);
+    for (size_t n = 0; n < graph.nodes.size(); ++n)
+      if (graph.nodes[n].algorithms.size() == 1) decisions.algorithms[n] = 0;
+    const auto schedule = scheduler.schedule(decisions, graph.budget_bytes);
+    if (!schedule || schedule->timeline.makespan_s >= best_s) continue;
+    best_s = schedule->timeline.makespan_s;
+    out = std::move(decisions);
+  }
+  return out;
+}
+
+/// Plans of one budget. Each strategy without a choice of algorithms plans for several views of
+/// their costs (Seen). Auto follows, and the fastest plan counts.
+class Planning {
+ public:
+  /// A search may take `time_limit_s`. A strategy with several views shares it among them.
+  Planning(const Graph& graph, double time_limit_s) : graph_(graph), limit_s_(time_limit_s) {}
+
+  /// Rows of all strategies. The joint plans come last: they begin from the plans before them.
+  std::vector<Row> rows() {
+    checkmate_auto();
+    str_auto();
+    search("MONeT", {.offload = false, .compress = false, .across_steps = false});
+    for (const auto& strategy : {vdnn, superneurons, capuchin}) add(strategy(graph_));
+    search("joint", joint_options());
+    SolveOptions packing = joint_options();
+    packing.compress = true;
+    search("joint + compress", packing);
+    return std::move(rows_);
+  }
+
+ private:
+  static constexpr Seen kSeen[] = {Seen::kLeastWorkspace, Seen::kFastestTime, Seen::kFastest};
+  static constexpr double kViews = std::size(kSeen);
+
+  static SolveOptions joint_options() {
+    return {.compress = false, .across_steps = false, .least_bytes = kPagedBytes};
+  }
+
+  void add(const Baseline& made) {
+    if (!made.plan) {
+      rows_.push_back({.name = made.name, .solve_s = made.seconds});
+      return;
+    }
+    rows_.push_back(row_of(graph_, made.name, *made.plan));
+    rows_.back().predicted_s = rows_.back().simulated_s;
+    rows_.back().solve_s = made.seconds;
+    plans_.push_back(*made.plan);
+  }
+
+  /// Keeps the faster plan of a strategy.
+  void offer(Baseline& best, Plan plan) const {
+    const double time_s = check(graph_, plan).makespan_s;
+    if (best.plan && time_s >= best.time_s) return;
+    best.plan = std::move(plan);
+    best.time_s = time_s;
+  }
+
+  void checkmate_auto() {
+    const double started_s = now_seconds();
+    Baseline best{.name = "Checkmate-Auto"};
+    for (const Seen seen : kSeen) {
+      // The search for a start solution takes up to another third of this.
+      const Baseline made =
+          checkmate(graph_, {.time_limit_s = 0.75 * limit_s_ / kViews, .relative_gap = 0.01}, seen);
+      if (!made.plan) continue;
+      published_.push_back(*made.plan);
+      offer(best, choose_algorithms(graph_, *made.plan, seen_as(graph_, seen).algorithms));
+    }
+    best.seconds = now_seconds() - started_s;
+    add(best);
+  }
+
+  void str_auto() {
+    const double started_s = now_seconds();
+    Baseline best{.name = "STR-Auto"};
+    for (const Seen seen : kSeen) {
+      const SeenGraph view = seen_as(graph_, seen);
+      SolveOptions options = joint_options();
+      options.time_limit_s = limit_s_ / kViews / 4;
+      options.start = fastest_decisions(view.graph, published_);
+      try {
+        JointSolution made = solve_jointly(view.graph, options, milp(limit_s_ / kViews));
+        Decisions decisions = std::move(made.solution.decisions);
+        decisions.algorithms = view.algorithms;
+        if (auto plan = with_auto(graph_, std::move(decisions))) offer(best, std::move(*plan));
+      } catch (const UserError&) {  // no plan within the budget by this view
+      }
+    }
+    best.seconds = now_seconds() - started_s;
+    add(best);
+  }
+
+  void search(const std::string& name, SolveOptions options) {
+    options.time_limit_s = limit_s_ / 4;
+    options.start = fastest_decisions(graph_, options.offload ? plans_ : published_);
+    const double started_s = now_seconds();
+    try {
+      const JointSolution made = solve_jointly(graph_, options, milp(limit_s_));
+      rows_.push_back(row_of(graph_, name, made));
+      plans_.push_back(made.solution.schedule.plan);
+    } catch (const UserError& error) {
+      fmt::print("  {}: {}\n", name, error.what());
+      rows_.push_back({.name = name, .solve_s = now_seconds() - started_s});
+    }
+  }
+
+  static MilpOptions milp(double limit_s) {
+    return {.time_limit_s = limit_s / 2, .relative_gap = 0.01};
+  }
+
+  const Graph& graph_;
+  const double limit_s_;
+  std::vector<Plan> published_;  // of Checkmate, before Auto
+  std::vector<Plan> plans_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace dovetail::plan
