@@ -13,8 +13,8 @@
 
 namespace dovetail::plan {
 
-/// Measured time and workspace of every algorithm of cuDNN for the convolutions of a model, read
-/// from bench/results/cudnn_MODEL_CARD.json. The file's lists are [algorithm, milliseconds, bytes,
+/// Measured time and workspace of each algorithm of cuDNN for the convolutions of a model. The file
+/// is bench/results/cudnn_MODEL_CARD.json. Its lists are [algorithm, milliseconds, bytes,
 /// deterministic, math], by cuDNN's find functions. Only deterministic algorithms are taken: a
 /// planned step has the bits of eager under the same algorithms.
 class MeasuredConvolutions {

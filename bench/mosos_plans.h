@@ -58,26 +58,26 @@ inline Row row_of(const Graph& graph, const std::string& name, const JointSoluti
   return out;
 }
 
-/// The fastest of some plans' decisions when they are scheduled.
-inline std::optional<Decisions> fastest_decisions(const Graph& graph,
-                                                  const std::vector<Plan>& plans) {
+/// Returns the decisions whose schedule is the fastest, for a search to start from.
+inline std::optional<Decisions> fastest_of(const Graph& graph, std::vector<Decisions> decisions) {
   const Scheduler scheduler(graph);
   std::optional<Decisions> out;
   double best_s = std::numeric_limits<double>::infinity();
-  for (const Plan& plan : plans) {
-    Decisions decisions = decisions_of(graph, plan);
+  for (Decisions& one : decisions) {
     for (size_t n = 0; n < graph.nodes.size(); ++n)
-      if (graph.nodes[n].algorithms.size() == 1) decisions.algorithms[n] = 0;
-    const auto schedule = scheduler.schedule(decisions, graph.budget_bytes);
+      if (graph.nodes[n].algorithms.size() == 1) one.algorithms[n] = 0;
+    const auto schedule = scheduler.schedule(one, graph.budget_bytes);
     if (!schedule || schedule->timeline.makespan_s >= best_s) continue;
     best_s = schedule->timeline.makespan_s;
-    out = std::move(decisions);
+    out = std::move(one);
   }
   return out;
 }
 
-/// Plans of one budget. Each strategy without a choice of algorithms plans for several views of
-/// their costs (Seen). Auto follows, and the fastest plan counts.
+/// Plans of a step at several budgets, smallest first. Searches also start from the decisions that
+/// fitted a smaller budget, so more memory is not slower. Each strategy without a choice of
+/// algorithms plans for several views of their costs (Seen). Auto follows, and the fastest plan
+/// counts.
 class Planning {
  public:
   /// A search may take `time_limit_s`. A strategy with several views shares it among them.
@@ -85,6 +85,7 @@ class Planning {
 
   /// Rows of all strategies. The joint plans come last: they begin from the plans before them.
   std::vector<Row> rows() {
+    rows_.clear();
     checkmate_auto();
     str_auto();
     search("MONeT", {.offload = false, .compress = false, .across_steps = false});
@@ -93,7 +94,7 @@ class Planning {
     SolveOptions packing = joint_options();
     packing.compress = true;
     search("joint + compress", packing);
-    return std::move(rows_);
+    return rows_;
   }
 
  private:
@@ -104,6 +105,13 @@ class Planning {
     return {.compress = false, .across_steps = false, .least_bytes = kPagedBytes};
   }
 
+  /// Keeps decisions for later searches with at least the techniques of `options`.
+  void keep(const Decisions& decisions, const SolveOptions& options) {
+    if (!options.offload) recomputing_.push_back(decisions);
+    if (!options.compress) moving_.push_back(decisions);
+    found_.push_back(decisions);
+  }
+
   void add(const Baseline& made) {
     if (!made.plan) {
       rows_.push_back({.name = made.name, .solve_s = made.seconds});
@@ -112,7 +120,7 @@ class Planning {
     rows_.push_back(row_of(graph_, made.name, *made.plan));
     rows_.back().predicted_s = rows_.back().simulated_s;
     rows_.back().solve_s = made.seconds;
-    plans_.push_back(*made.plan);
+    keep(decisions_of(graph_, *made.plan), joint_options());
   }
 
   /// Keeps the faster plan of a strategy.
@@ -131,11 +139,12 @@ class Planning {
       const Baseline made =
           checkmate(graph_, {.time_limit_s = 0.75 * limit_s_ / kViews, .relative_gap = 0.01}, seen);
       if (!made.plan) continue;
-      published_.push_back(*made.plan);
+      recomputing_.push_back(decisions_of(graph_, *made.plan));
       offer(best, choose_algorithms(graph_, *made.plan, seen_as(graph_, seen).algorithms));
     }
     best.seconds = now_seconds() - started_s;
     add(best);
+    if (best.plan) recomputing_.push_back(found_.back());
   }
 
   void str_auto() {
@@ -145,7 +154,7 @@ class Planning {
       const SeenGraph view = seen_as(graph_, seen);
       SolveOptions options = joint_options();
       options.time_limit_s = limit_s_ / kViews / 4;
-      options.start = fastest_decisions(view.graph, published_);
+      options.start = fastest_of(view.graph, recomputing_);
       try {
         JointSolution made = solve_jointly(view.graph, options, milp(limit_s_ / kViews));
         Decisions decisions = std::move(made.solution.decisions);
@@ -160,12 +169,14 @@ class Planning {
 
   void search(const std::string& name, SolveOptions options) {
     options.time_limit_s = limit_s_ / 4;
-    options.start = fastest_decisions(graph_, options.offload ? plans_ : published_);
+    options.start = fastest_of(graph_, options.compress  ? found_
+                                       : options.offload ? moving_
+                                                         : recomputing_);
     const double started_s = now_seconds();
     try {
       const JointSolution made = solve_jointly(graph_, options, milp(limit_s_));
       rows_.push_back(row_of(graph_, name, made));
-      plans_.push_back(made.solution.schedule.plan);
+      keep(made.solution.decisions, options);
     } catch (const UserError& error) {
       fmt::print("  {}: {}\n", name, error.what());
       rows_.push_back({.name = name, .solve_s = now_seconds() - started_s});
@@ -173,13 +184,14 @@ class Planning {
   }
 
   static MilpOptions milp(double limit_s) {
-    return {.time_limit_s = limit_s / 2, .relative_gap = 0.01};
+    return {.time_limit_s = 0.45 * limit_s, .relative_gap = 0.01};
   }
 
   const Graph& graph_;
   const double limit_s_;
-  std::vector<Plan> published_;  // of Checkmate, before Auto
-  std::vector<Plan> plans_;
+  std::vector<Decisions> recomputing_;  // decisions of Checkmate, before and after Auto
+  std::vector<Decisions> moving_;       // decisions without compression
+  std::vector<Decisions> found_;        // all decisions
   std::vector<Row> rows_;
 };
 

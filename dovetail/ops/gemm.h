@@ -37,15 +37,15 @@ struct GemmOptions {
 ///
 /// On a CPU, our kernel computes these products:
 /// - float32 products,
-/// - bfloat16 products, if `widens_bfloat16()` is true and they do not add to rows of a bfloat16 c:
-///   operands are widened to float32, and results are rounded to bfloat16 once,
+/// - bfloat16 products, if `widens_bfloat16()` is true and `c_rows` does not choose rows of a
+///   bfloat16 c,
 /// - bfloat16 products with `a_rows`, `b_rows` or `c_rows`, if
 ///   `multiplies_bfloat16_rows()` is true.
 ///
-/// ATen computes all others. Our kernel uses AVX-512, AVX2 or scalar code, chosen at run time. It
-/// is blocked as in Goto and van de Geijn 2008. Sums are float32. The order of additions depends on
-/// the shape, not on the number of threads. Throws UserError on mismatched shapes, dtypes or
-/// devices, naming both shapes.
+/// ATen computes all others. Our kernel uses AVX-512, AVX2 or scalar code, chosen at run time. It is
+/// blocked as in Goto and van de Geijn 2008. Sums are float32. A bfloat16 result is rounded once.
+/// The order of additions depends on the shape, not on the number of threads. Throws UserError on
+/// mismatched shapes, dtypes or devices, naming both shapes.
 void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                const GemmOptions& options = {});
 

@@ -15,8 +15,8 @@ struct MatrixView {
   /// above 1.
   const int32_t* row_index = nullptr;
   /// Bfloat16 elements that are read in place of `data`. Null: read `data`. The kernel widens each
-  /// element to float32. In a product with `GemmProblem::pairs`, it joins elements 2p and 2p + 1
-  /// along k to a pair instead; elements along k are then not adjacent: their stride is above 1.
+  /// element to float32. In a product with `GemmProblem::pairs`, it instead joins elements 2p and
+  /// 2p + 1 along k to a pair. Their stride is then above 1.
   const uint16_t* bfloat16 = nullptr;
   int64_t bfloat16_terms = 0;  ///< for pairs: number of elements of `bfloat16` along k; else 0
 };

@@ -74,9 +74,9 @@ TEST(SeenAs, ShowsOneAlgorithmOfEachNode) {
   EXPECT_EQ(seen(Seen::kFastest), std::tuple(2, 1.0, 16));
 }
 
-/// A copy of 3 s beside two nodes, and a budget in which a workspace and the copied tensor exclude
-/// each other. In the order of the plan Auto speeds up node `first` by 1 s, and has no memory left
-/// for node `second`, which would save 4 s.
+/// Two nodes beside a copy, and a budget in which the copied tensor and a workspace exclude each
+/// other. In the order of the plan, Auto makes `first` so fast that the tensor is still there when
+/// `second` begins. `second` then stays slow.
 TEST(Auto, TakesTheBestOfSeveralOrders) {
   Graph graph;
   graph.bandwidth = {.to_host = 4, .to_device = 4};

@@ -120,7 +120,7 @@ Plan choose_algorithms(const Graph& graph, Plan plan, const std::vector<int>& al
   for (Action& action : plan.actions)
     if (action.op == Op::kCompute) action.algorithm = algorithms[action.node];
   const double before_s = check(graph, plan).makespan_s;
-  // Of an action: time that the fastest algorithm saves, and the workspace that it needs for that.
+  // Time that the fastest algorithm of an action saves, and the workspace that it needs for that.
   const auto saving = [&](size_t a) {
     const GraphNode& node = graph.nodes[plan.actions[a].node];
     const Algorithm &given = node.algorithms[plan.actions[a].algorithm],

@@ -39,9 +39,9 @@ SeenGraph seen_as(const Graph& graph, Seen seen);
 /// `algorithms` is SeenGraph::algorithms. Each compute starts with these. Auto then visits the
 /// computes one by one. Each gets the fastest algorithm with which the plan still fits the budget
 /// and does not become slower. A choice is never undone, even if it takes memory that a later copy
-/// needs. Returns the fastest plan of three orders of visits: order of the plan, most time saved
-/// first, most time saved per byte of workspace first. Throws InvalidPlan if the plan does not fit
-/// with `algorithms`.
+/// needs. Three orders of visits are tried: the plan's, by time saved, and by time saved per byte
+/// of workspace. Returns the fastest result. Throws InvalidPlan if the plan does not fit with
+/// `algorithms`.
 Plan choose_algorithms(const Graph& graph, Plan plan, const std::vector<int>& algorithms);
 
 /// Derives decisions (plan/model/schedule.h) from a plan: the algorithm of each node's first run,

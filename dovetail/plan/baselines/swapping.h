@@ -32,9 +32,9 @@ Baseline vdnn(const Graph& graph);
 Baseline superneurons(const Graph& graph);
 
 /// Capuchin (Peng et al. 2020). Measures when each tensor is used if everything is kept. The free
-/// time of an activation is the time between its uses, minus both copies. Activations are swapped
-/// in order of descending free time until the step fits, as long as the free time is not negative.
-/// After that each choice is the cheaper one of two:
+/// time of an activation is the time between its uses, minus both copies. Activations with free
+/// time are swapped first, in descending order, until the step fits. After that each choice is the
+/// cheaper one of two:
 /// - swapping the activation with the largest free time, at the cost of the missing time,
 /// - recomputing the activation with the most bytes per second of recomputation, at the cost of
 ///   these seconds. They include inputs that must be recomputed first.

@@ -108,7 +108,8 @@ class JointSearch {
     while (true) {
       report_.seconds = now_seconds() - started_s - improving_s;
       milp.time_limit_s = milp_.time_limit_s - report_.seconds;
-      if (milp.time_limit_s <= 0) return;
+      const double left_s = options_.time_limit_s - improving_s;
+      if (milp.time_limit_s <= 0 || left_s <= 0) return;
       const MilpResult result = solve_beside(joint.program(), milp);
       if (report_.programs++ == 0 && result.status != MilpResult::kInfeasible)
         report_.bound_s = std::max(report_.bound_s, joint.seconds(result.bound));
@@ -118,7 +119,7 @@ class JointSearch {
       const Decisions decisions = joint.decisions(result.values);
       const double before_s = now_seconds();
       SolveOptions options = options_;
-      options.time_limit_s *= kPartOfImprovement;
+      options.time_limit_s = std::min(left_s, kPartOfImprovement * options_.time_limit_s);
       if (const auto improved = improve(graph_, options, decisions)) search_.offer(*improved);
       improving_s += now_seconds() - before_s;
       // Stop if the program expects no later solution to be faster than the best plan.
@@ -162,8 +163,8 @@ JointSolution solve_jointly(const Graph& graph, const SolveOptions& options,
 }
 
 JointSolution solve_jointly(const Graph& graph, const SolveOptions& options) {
-  constexpr double kGreedy = 0.3,
-                   kPrograms = 0.6;  // shares of the time; improvements take the rest
+  constexpr double kGreedy = 0.25,
+                   kPrograms = 0.5;  // shares of the time; improvements take the rest
   SolveOptions greedy = options;
   greedy.time_limit_s *= kGreedy;
   return solve_jointly(graph, greedy,

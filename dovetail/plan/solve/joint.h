@@ -54,7 +54,7 @@ struct JointSolution {
 /// Time limits:
 /// - step 1: `options.time_limit_s`
 /// - step 2: `milp.time_limit_s` for all programs together
-/// - step 3: a quarter of `options.time_limit_s` each time
+/// - step 3: a quarter of `options.time_limit_s` each time, `options.time_limit_s` in all
 JointSolution solve_jointly(const Graph& graph, const SolveOptions& options,
                             const MilpOptions& milp);
 /// Same, with `options.time_limit_s` for all steps together.
