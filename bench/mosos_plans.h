@@ -18,7 +18,8 @@
 
 namespace dovetail::plan {
 
-/// Result of a plan after check and simulation.
+/// Result of a plan after check and simulation. `simulated_s` includes the slowdown of computing
+/// beside copies.
 struct Row {
   std::string name;
   double predicted_s = 0, simulated_s = 0, solve_s = 0;
@@ -31,7 +32,7 @@ struct Row {
 inline Row row_of(const Graph& graph, const std::string& name, const Plan& plan) {
   Row out{.name = name, .found = true};
   const Timeline timeline = check(graph, plan);
-  out.simulated_s = timeline.makespan_s;
+  out.simulated_s = expected_s(graph, plan, timeline);
   out.peak_bytes = timeline.peak_bytes;
   std::vector<char> ran(graph.nodes.size());
   for (const Action& action : plan.actions) {
@@ -51,7 +52,7 @@ inline Row row_of(const Graph& graph, const std::string& name, const Plan& plan)
 /// Returns the row of a search: its expected time, its duration and its proven gap.
 inline Row row_of(const Graph& graph, const std::string& name, const JointSolution& made) {
   Row out = row_of(graph, name, made.solution.schedule.plan);
-  out.predicted_s = made.solution.schedule.timeline.makespan_s;
+  out.predicted_s = made.solution.schedule.expected_s;
   out.solve_s = made.solution.seconds;
   const double bound_s = std::max(made.report.bound_s, made.solution.bound_s);
   out.gap = std::max(0.0, 1 - bound_s / out.predicted_s);
@@ -67,8 +68,8 @@ inline std::optional<Decisions> fastest_of(const Graph& graph, std::vector<Decis
     for (size_t n = 0; n < graph.nodes.size(); ++n)
       if (graph.nodes[n].algorithms.size() == 1) one.algorithms[n] = 0;
     const auto schedule = scheduler.schedule(one, graph.budget_bytes);
-    if (!schedule || schedule->timeline.makespan_s >= best_s) continue;
-    best_s = schedule->timeline.makespan_s;
+    if (!schedule || schedule->expected_s >= best_s) continue;
+    best_s = schedule->expected_s;
     out = std::move(one);
   }
   return out;
@@ -125,7 +126,7 @@ class Planning {
 
   /// Keeps the faster plan of a strategy.
   void offer(Baseline& best, Plan plan) const {
-    const double time_s = check(graph_, plan).makespan_s;
+    const double time_s = expected_s(graph_, plan, check(graph_, plan));
     if (best.plan && time_s >= best.time_s) return;
     best.plan = std::move(plan);
     best.time_s = time_s;
@@ -137,7 +138,7 @@ class Planning {
     for (const Seen seen : kSeen) {
       // The search for a start solution takes up to another third of this.
       const Baseline made =
-          checkmate(graph_, {.time_limit_s = 0.75 * limit_s_ / kViews, .relative_gap = 0.01}, seen);
+          checkmate(graph_, {.time_limit_s = 0.7 * limit_s_ / kViews, .relative_gap = 0.01}, seen);
       if (!made.plan) continue;
       recomputing_.push_back(decisions_of(graph_, *made.plan));
       offer(best, choose_algorithms(graph_, *made.plan, seen_as(graph_, seen).algorithms));

@@ -42,10 +42,10 @@ struct GemmOptions {
 /// - bfloat16 products with `a_rows`, `b_rows` or `c_rows`, if
 ///   `multiplies_bfloat16_rows()` is true.
 ///
-/// ATen computes all others. Our kernel uses AVX-512, AVX2 or scalar code, chosen at run time. It is
-/// blocked as in Goto and van de Geijn 2008. Sums are float32. A bfloat16 result is rounded once.
-/// The order of additions depends on the shape, not on the number of threads. Throws UserError on
-/// mismatched shapes, dtypes or devices, naming both shapes.
+/// ATen computes all others. Our kernel uses AVX-512, AVX2 or scalar code, chosen at run time. It
+/// is blocked as in Goto and van de Geijn 2008. Sums are float32. A bfloat16 result is rounded
+/// once. The order of additions depends on the shape, not on the number of threads. Throws
+/// UserError on mismatched shapes, dtypes or devices, naming both shapes.
 void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                const GemmOptions& options = {});
 

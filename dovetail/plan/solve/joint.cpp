@@ -163,8 +163,7 @@ JointSolution solve_jointly(const Graph& graph, const SolveOptions& options,
 }
 
 JointSolution solve_jointly(const Graph& graph, const SolveOptions& options) {
-  constexpr double kGreedy = 0.25,
-                   kPrograms = 0.5;  // shares of the time; improvements take the rest
+  constexpr double kGreedy = 0.3, kPrograms = 0.6;  // shares of the time
   SolveOptions greedy = options;
   greedy.time_limit_s *= kGreedy;
   return solve_jointly(graph, greedy,
