@@ -288,19 +288,23 @@ int main(int argc, char** argv) {
   app.add_option("--models", a.models, "vgg16 (p40 only), vgg19 and unet")
       ->delimiter(',')
       ->check(CLI::IsMember({"vgg16", "vgg19", "unet"}));
-  app.add_option("--device", a.device, "p40: model of the card; h100: measured convolutions")
-      ->check(CLI::IsMember({"p40", "h100"}));
+  auto* device =
+      app.add_option("--device", a.device, "p40: model of the card; h100: measured convolutions")
+          ->check(CLI::IsMember({"p40", "h100"}));
+  auto* batch = app.add_option("--batch", a.batch,
+                               "images of a step; by default 144, and 120 or 60 for unet");
   app.add_option("--math", a.math, "products of the h100: fma is FP32, default is TF32")
-      ->check(CLI::IsMember({"fma", "default"}));
-  app.add_option("--batch", a.batch, "images of a step; by default 144, and 120 or 60 for unet");
-  app.add_option("--results", a.results, "folder of the measured convolutions");
+      ->check(CLI::IsMember({"fma", "default"}))
+      ->needs(device);
+  app.add_option("--results", a.results, "folder of the measured convolutions")->needs(device);
   app.add_option("--ratios", a.ratios, "budgets, of the peak")->delimiter(',');
   app.add_option("--of", a.of,
                  "which peak: held, with outputs until their own backward; kept, to last readers")
       ->delimiter(',')
       ->check(CLI::IsMember({"held", "kept"}));
   app.add_option("--time-limit", a.time_limit_s, "seconds of solving for each plan");
-  app.add_option("--read-graphs", a.read, "plan the steps that --write-graphs wrote here");
+  app.add_option("--read-graphs", a.read, "plan the steps that --write-graphs wrote here")
+      ->excludes(device, batch);
   app.add_option("--write-graphs", a.written,
                  "write the steps as graph.json into this folder, and nothing else");
   app.add_option("--out", a.out, "write the result as JSON");

@@ -190,7 +190,7 @@ class Planning {
 
   const Graph& graph_;
   const double limit_s_;
-  std::vector<Decisions> recomputing_;  // decisions of Checkmate, before and after Auto
+  std::vector<Decisions> recomputing_;  // decisions without copies
   std::vector<Decisions> moving_;       // decisions without compression
   std::vector<Decisions> found_;        // all decisions
   std::vector<Row> rows_;

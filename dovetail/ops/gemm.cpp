@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/gemm_cpu.h"
 #include "dovetail/ops/gemm_gpu.h"
@@ -90,9 +89,8 @@ void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
   gemm_group({&call, 1});
 }
 
-double measure_bfloat16_rate(c10::Device device) {
-  const bool widens = device.is_cpu() && widens_bfloat16();
-  return measure_gemm_rate(widens ? GemmType::kFloat32 : GemmType::kBFloat16, device);
+GemmType bfloat16_gemm_type(c10::Device device) {
+  return device.is_cpu() && widens_bfloat16() ? GemmType::kFloat32 : GemmType::kBFloat16;
 }
 
 at::Tensor gemm(const at::Tensor& a, const at::Tensor& b, const GemmOptions& options) {

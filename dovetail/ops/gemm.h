@@ -5,6 +5,8 @@
 
 #include <span>
 
+#include "dovetail/base/machine.h"
+
 namespace dovetail::ops {
 
 /// Options of the product c (m, n) = [c +] op(a) @ op(b), where op(a) is (m, k) and op(b) is (k,
@@ -53,9 +55,9 @@ void gemm_into(at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
 /// AVX-512 or without BF16 instructions: ATen has no fast bfloat16 products there.
 bool widens_bfloat16();
 
-/// Measures FLOP/s of bfloat16 products as training computes them on `device`: in float32 where
-/// `widens_bfloat16()` is true.
-double measure_bfloat16_rate(c10::Device device);
+/// Returns the type in which bfloat16 products are computed on `device`: float32 on a CPU where
+/// `widens_bfloat16()` is true, else bfloat16.
+GemmType bfloat16_gemm_type(c10::Device device);
 
 /// Returns true if our kernel computes bfloat16 products with `a_rows`, `b_rows` or `c_rows` on
 /// this CPU. The CPU must have AVX-512 and BF16 instructions, and no AMX. A product still goes to

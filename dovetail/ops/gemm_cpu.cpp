@@ -44,8 +44,8 @@ MatrixView float32_view(const at::Tensor& x, std::vector<at::Tensor>& copies) {
                  : view_at(readable, 1, readable.stride(1));
 }
 
-/// View of an operand. Chosen rows are read in place if rows are contiguous and have more
-/// than one element; otherwise they are copied.
+/// View of an operand. Chosen rows are read in place if rows are contiguous and have more than one
+/// element; otherwise they are copied.
 MatrixView float32_view(const Operand& x, std::vector<at::Tensor>& copies) {
   const int64_t stride = x.stored.stride(0);
   const bool in_place = x.rows.defined() && x.stored.stride(1) == 1 && stride > 1;
@@ -126,12 +126,8 @@ std::optional<CpuProducts::Pairs> CpuProducts::pairs_of(const Product& p) {
 void CpuProducts::add_float32(const Product& p) {
   const GemmOptions& options = p.options;
   Prepared out;
-  const auto widened = [&](const at::Tensor& x) {
-    if (!x.defined() || x.scalar_type() == at::kFloat) return x;
-    return out.copies.emplace_back(x.to(at::kFloat));
-  };
-  const at::Tensor c = out.as_float32(p.c, options.accumulate), bias = widened(options.bias),
-                   weights = widened(options.c_weights),
+  const at::Tensor c = out.as_float32(p.c, options.accumulate), bias = out.widened(options.bias),
+                   weights = out.widened(options.c_weights),
                    sums = out.as_float32(options.row_sums, false);
   out.problem = {.m = rows_of_result(p),
                  .n = p.n(),
@@ -148,12 +144,15 @@ void CpuProducts::add_float32(const Product& p) {
   prepared_.push_back(std::move(out));
 }
 
+at::Tensor CpuProducts::Prepared::widened(const at::Tensor& x) {
+  if (!x.defined() || x.scalar_type() == at::kFloat) return x;
+  return copies.emplace_back(x.to(at::kFloat));
+}
+
 at::Tensor CpuProducts::Prepared::as_float32(const at::Tensor& x, bool accumulate) {
   if (!x.defined() || x.scalar_type() == at::kFloat) return x;
-  const auto options = x.options().dtype(at::kFloat);
-  const at::Tensor from = accumulate ? x.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true,
-                                            at::MemoryFormat::Contiguous)
-                                     : at::empty(x.sizes(), options);
+  const at::Tensor from = accumulate ? x.to(at::kFloat).contiguous()
+                                     : at::empty(x.sizes(), x.options().dtype(at::kFloat));
   rounded.push_back({from, x});
   return from;
 }
@@ -162,8 +161,7 @@ void CpuProducts::add_bfloat16(const Product& p, const Pairs& operands) {
   const GemmOptions& options = p.options;
   const int64_t pairs = (p.k() + 1) / 2;
   Prepared out;
-  at::Tensor bias;
-  if (options.bias.defined()) out.copies.push_back(bias = options.bias.to(at::kFloat));
+  const at::Tensor bias = out.widened(options.bias);
   at::Tensor c = p.c;
   if (!adds_to_float32(p) && pairs > kBFloat16Pairs)  // a sum in several slices needs float32
     c = out.as_float32(p.c, false);

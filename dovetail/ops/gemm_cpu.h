@@ -45,6 +45,8 @@ class CpuProducts {
     };
     std::vector<Rounded> rounded;
 
+    /// Returns x in float32 for the kernel to read. A copy is kept in `copies`.
+    at::Tensor widened(const at::Tensor& x);
     /// Returns a float32 tensor for the kernel to write or to add to, in place of `x`.
     at::Tensor as_float32(const at::Tensor& x, bool accumulate);
   };

@@ -133,7 +133,7 @@ class DoctorCommand : public Command {
     const Gpu gpu = find_gpu();
     const std::vector<Problem> problems = find_problems(m, gpu);
     const double copy = measure_copy_bandwidth(), fp32 = measure_gemm_rate(GemmType::kFloat32),
-                 bf16 = ops::measure_bfloat16_rate(at::kCPU);
+                 bf16 = measure_gemm_rate(ops::bfloat16_gemm_type(at::kCPU));
     if (json_) {
       print_report_json(gpu, problems, copy, fp32, bf16);
       return;

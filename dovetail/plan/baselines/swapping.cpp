@@ -12,7 +12,7 @@
 namespace dovetail::plan {
 namespace {
 
-bool is_convolution(const GraphNode& node) { return node.name.find("conv") != std::string::npos; }
+bool is_convolution(const GraphNode& node) { return node.name.starts_with("aten::convolution"); }
 bool is_product(const GraphNode& node) {
   constexpr std::string_view kNames[] = {"aten::mm", "aten::addmm", "aten::bmm", "aten::linear"};
   return std::find(std::begin(kNames), std::end(kNames), node.name) != std::end(kNames);

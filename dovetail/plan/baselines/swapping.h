@@ -20,8 +20,8 @@ namespace dovetail::plan {
 /// are the algorithms to begin with.
 std::optional<Plan> with_auto(const Graph& graph, Decisions decisions);
 
-/// vDNN (Rhu et al. 2016). Offloads no activations, inputs of convolutions, or inputs of all
-/// forward nodes. Its dynamic form takes the fastest of these that fits.
+/// vDNN (Rhu et al. 2016). Offloads no activations, activations that a convolution reads last in
+/// forward, or all activations. Its dynamic form takes the fastest of these that fits.
 Baseline vdnn(const Graph& graph);
 
 /// SuperNeurons (Wang et al. 2018). Offloads outputs of convolutions, and recomputes outputs of

@@ -163,7 +163,8 @@ JointSolution solve_jointly(const Graph& graph, const SolveOptions& options,
 }
 
 JointSolution solve_jointly(const Graph& graph, const SolveOptions& options) {
-  constexpr double kGreedy = 0.3, kPrograms = 0.6;  // shares of the time
+  // Shares of the time. Improvements take at most as long as the greedy search.
+  constexpr double kGreedy = 0.25, kPrograms = 0.5;
   SolveOptions greedy = options;
   greedy.time_limit_s *= kGreedy;
   return solve_jointly(graph, greedy,

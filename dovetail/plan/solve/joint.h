@@ -57,7 +57,7 @@ struct JointSolution {
 /// - step 3: a quarter of `options.time_limit_s` each time, `options.time_limit_s` in all
 JointSolution solve_jointly(const Graph& graph, const SolveOptions& options,
                             const MilpOptions& milp);
-/// Same. Steps 1 and 2 take at most 0.9 of `options.time_limit_s`, step 3 at most another 0.3.
+/// Same, with `options.time_limit_s` for all steps together.
 JointSolution solve_jointly(const Graph& graph, const SolveOptions& options);
 
 }  // namespace dovetail::plan

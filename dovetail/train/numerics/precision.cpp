@@ -16,8 +16,11 @@ namespace dovetail::train {
 namespace {
 
 Precision probe(c10::Device device) {
-  const double fp32 = measure_gemm_rate(GemmType::kFloat32, device),
-               bf16 = ops::measure_bfloat16_rate(device);
+  const double fp32 = measure_gemm_rate(GemmType::kFloat32, device);
+  const GemmType type = ops::bfloat16_gemm_type(device);
+  if (type == GemmType::kFloat32)
+    return {.name = "fp32", .reason = "bf16 products run in fp32 here", .peak_flops = fp32};
+  const double bf16 = measure_gemm_rate(type, device);
   const bool faster = bf16 >= kMinBFloat16Gain * fp32;
   return {.name = faster ? "bf16" : "fp32",
           .reason = fmt::format("bf16 probed: {:.2f}x the speed of fp32 here", bf16 / fp32),
@@ -38,7 +41,8 @@ Precision decide(const std::string& recipe, const std::optional<std::string>& ke
                          .reason = kept && recipe == "auto" ? "as the run began" : ""};
   const at::ScalarType compute = compute_dtype(precision.name);
   if (compute == at::kFloat) precision.peak_flops = measure_gemm_rate(GemmType::kFloat32, device);
-  if (compute == at::kBFloat16) precision.peak_flops = ops::measure_bfloat16_rate(device);
+  if (compute == at::kBFloat16)
+    precision.peak_flops = measure_gemm_rate(ops::bfloat16_gemm_type(device), device);
   return precision;
 }
 
