@@ -29,6 +29,7 @@ set(FOLDERS_data
     parquet  # module that reads Parquet by Arrow
     files  # inputs of any kind: compression, UTF-8, prefetch
     rows  # tables of events for recommenders
+    images  # images and masks for vision models
     text  # corpora, tokenizers, token shards, sampling
     matrix)  # numeric tables for dovetail fit and kmeans
 set(FOLDERS_comm
@@ -74,6 +75,7 @@ set(FOLDERS_train
     loop  # steps, evaluation, checkpoints, resume
     gpt  # training of a GPT
     recommender  # training of a recommender
+    vision  # training of a vision model
     report  # report.html of a run
     suites  # benchmark suites of a GPT, read from Parquet
     .)
@@ -120,7 +122,7 @@ foreach(layer IN LISTS LAYERS)
 endforeach()
 
 target_link_libraries(dovetail_base PRIVATE PkgConfig::hwloc)
-target_link_libraries(dovetail_data PRIVATE PkgConfig::sentencepiece PkgConfig::utf8proc)
+target_link_libraries(dovetail_data PRIVATE PkgConfig::sentencepiece PkgConfig::utf8proc PkgConfig::png PkgConfig::turbojpeg)
 target_link_libraries(dovetail_ops PRIVATE PkgConfig::hwy)
 target_link_libraries(dovetail_mx PRIVATE PkgConfig::hwy)
 target_link_libraries(dovetail_embedding PRIVATE PkgConfig::hwy)

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 
-BUNDLED = ("libsentencepiece", "libhwloc", "libudev", "libutf8proc", "libhwy")
+BUNDLED = ("libsentencepiece", "libhwloc", "libudev", "libutf8proc", "libhwy", "libpng16", "libturbojpeg")
 
 
 def needed(library: pathlib.Path) -> dict[str, str]:

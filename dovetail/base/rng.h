@@ -25,6 +25,8 @@ enum class RandomStream : uint64_t {
   kRoutingNoise = 8,
   kAdmission = 9,
   kNegatives = 10,
+  kCrop = 11,
+  kMirror = 12,
   kTest = 99
 };
 

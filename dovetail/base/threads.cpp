@@ -1,6 +1,7 @@
 #include "dovetail/base/threads.h"
 
 #include <ATen/Parallel.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <atomic>
@@ -82,6 +83,11 @@ void run_on(int64_t workers, PieceQueue& queue) {
 }  // namespace
 
 int parallel_workers() { return inside_parallel_region() ? 1 : at::get_num_threads(); }
+
+void compute_alone() {
+  at::get_num_threads();
+  omp_set_num_threads(1);
+}
 
 void parallel_pieces(int64_t size, int64_t grain,
                      const std::function<void(int64_t begin, int64_t end)>& work) {

@@ -9,6 +9,10 @@ namespace dovetail {
 /// parallel region.
 int parallel_workers();
 
+/// Limits parallel regions of the calling thread to one thread. Call it before the first parallel
+/// region: torch sets this number at first use.
+void compute_alone();
+
 /// Calls `work(begin, end)` for consecutive pieces of [0, size), each with `grain` indices except
 /// the last. Threads fetch pieces dynamically, so that a slow or interrupted core processes fewer.
 /// Pieces depend on `size` and `grain` alone. Results that depend on the pieces are therefore the

@@ -3,7 +3,6 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <charconv>
@@ -21,6 +20,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/gpu.h"
 #include "dovetail/base/log.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/jobs/speed_store.h"
 
@@ -53,13 +53,6 @@ void check_gpus(const std::vector<ExecutorSpec>& executors) {
     user_check(executor.device.index() < at::accelerator::deviceCount(),
                "executors: there is no {}", executor.device.str());
   }
-}
-
-/// Limits parallel regions of the calling thread to one thread. Must precede its first shard: torch
-/// sets this number at first use.
-void compute_alone() {
-  at::get_num_threads();
-  omp_set_num_threads(1);
 }
 
 }  // namespace

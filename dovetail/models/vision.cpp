@@ -1,11 +1,14 @@
 #include "dovetail/models/vision.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -14,6 +17,7 @@
 #include "dovetail/base/layer_scope.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/models/normal_values.h"
+#include "dovetail/models/vision_layers.h"
 #include "dovetail/models/vision_models.h"
 
 namespace dovetail::models {
@@ -27,6 +31,43 @@ int64_t fan(const VisionModel& model, std::string_view name, const at::Tensor& w
   if (name.ends_with("upsample.weight")) return weight.size(0);
   return weight[0].numel();
 }
+
+/// Adds up the new results of the operators that a function calls.
+class ResultBytes {
+ public:
+  template <class Work>
+  explicit ResultBytes(Work&& work) {
+    counting = this;
+    const auto handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(nullptr, [](const at::RecordFunction& function,
+                                               at::ObserverContext*) { counting->add(function); })
+            .needsOutputs(true)
+            .scopes({at::RecordScope::FUNCTION}));
+    work();
+    at::removeCallback(handle);
+    counting = nullptr;
+  }
+  int64_t total() const { return total_; }
+  int64_t largest() const { return largest_; }
+
+ private:
+  void add(const at::RecordFunction& function) {
+    for (const c10::IValue& value : function.outputs()) {
+      if (!value.isTensor() || !value.toTensor().is_meta()) continue;
+      const c10::Storage& storage = value.toTensor().storage();
+      if (!seen_.emplace(storage.unsafeGetStorageImpl(), storage).second) continue;
+      const auto bytes = static_cast<int64_t>(storage.nbytes());
+      total_ += bytes;
+      largest_ = std::max(largest_, bytes);
+    }
+  }
+
+  static thread_local ResultBytes* counting;
+  int64_t total_ = 0, largest_ = 0;
+  /// Results so far. Storages are kept, so that no address is used twice.
+  std::map<const void*, c10::Storage> seen_;
+};
+thread_local ResultBytes* ResultBytes::counting = nullptr;
 
 }  // namespace
 
@@ -58,6 +99,24 @@ LossSum VisionModel::loss(const at::Tensor& images, const at::Tensor& targets) {
   constexpr int64_t kIgnored = std::numeric_limits<int64_t>::min();
   return {at::cross_entropy_loss(logits, targets, /*weight=*/{}, at::Reduction::Sum, kIgnored),
           targets.numel()};
+}
+
+VisionSize vision_size(const VisionConfig& config) {
+  const at::NoGradGuard no_grad;
+  const auto model = make_vision_model(config, c10::kMeta);
+  VisionSize out;
+  for (const at::Tensor& parameter : model->parameters()) out.parameters += parameter.numel();
+  const VisionConfig& c = model->config();
+  constexpr int64_t kImages = 2;  // a batch norm needs two values per channel
+  meta_products() = 0;
+  const ResultBytes results([&] {
+    model->forward(at::empty({kImages, c.channels, c.height, c.width},
+                             at::TensorOptions().device(c10::kMeta)));
+  });
+  out.flops = 6 * meta_products() / kImages;
+  out.activation_bytes = results.total() / kImages;
+  out.largest_bytes = results.largest() / kImages;
+  return out;
 }
 
 std::shared_ptr<VisionModel> make_vision_model(const VisionConfig& config, c10::Device device) {

@@ -56,9 +56,21 @@ class VisionModel : public torch::nn::Module {
   VisionConfig config_;
 };
 
+/// Cost of one image in training.
+struct VisionSize {
+  int64_t parameters = 0;
+  /// FLOPs of forward and backward: 6 for each product of a value and a weight in forward. (The
+  /// first convolution needs no gradient of its input, but counts as the others.)
+  double flops = 0;
+  int64_t activation_bytes = 0;  ///< new results of all operators in forward, float32
+  int64_t largest_bytes = 0;     ///< largest of these results
+};
+/// Computes the cost on the meta device, without memory. Throws UserError for an invalid config.
+VisionSize vision_size(const VisionConfig& config);
+
 /// Creates the model that `config.preset` names. Parameters are float32 and uninitialised; running
-/// means are 0 and running variances 1. On the meta device, parameters take no memory and there is
-/// no forward. Throws UserError for an invalid config.
+/// means are 0 and running variances 1. On the meta device, parameters and results take no memory.
+/// Throws UserError for an invalid config.
 ///
 /// - vgg16, vgg19: Simonyan and Zisserman 2014 (arXiv 1409.1556), configurations D and E, with
 ///   biases. The last pooling is adaptive, to 7 x 7, so that any size from 32 fits. The

@@ -15,7 +15,18 @@ at::Tensor float_parameter(torch::nn::Module& module, const char* name, at::IntA
                                    at::empty(sizes, at::TensorOptions(at::kFloat).device(device)));
 }
 
+/// Returns an empty result on the meta device, and counts its products.
+at::Tensor meta_result(at::IntArrayRef sizes, int64_t products) {
+  meta_products() += static_cast<double>(products);
+  return at::empty(sizes, at::TensorOptions(at::kFloat).device(c10::kMeta));
+}
+
 }  // namespace
+
+double& meta_products() {
+  static thread_local double products = 0;
+  return products;
+}
 
 Convolution::Convolution(const Options& options)
     : stride_(options.stride), padding_(options.kernel / 2) {
@@ -26,6 +37,12 @@ Convolution::Convolution(const Options& options)
 }
 
 at::Tensor Convolution::forward(const at::Tensor& x) const {
+  if (x.is_meta()) {
+    const auto strided = [this](int64_t size) { return (size - 1) / stride_ + 1; };
+    const int64_t batch = x.size(0), height = strided(x.size(2)), width = strided(x.size(3));
+    return meta_result({batch, weight_.size(0), height, width},
+                       batch * height * width * weight_.numel());
+  }
   return at::conv2d(x, weight_, bias_, {stride_, stride_}, {padding_, padding_});
 }
 
@@ -34,6 +51,9 @@ Upsampling::Upsampling(int64_t in, int64_t out, c10::Device device)
       bias_(float_parameter(*this, "bias", {out}, device)) {}
 
 at::Tensor Upsampling::forward(const at::Tensor& x) const {
+  if (x.is_meta())
+    return meta_result({x.size(0), weight_.size(1), 2 * x.size(2), 2 * x.size(3)},
+                       x.size(0) * x.size(2) * x.size(3) * weight_.numel());
   return at::conv_transpose2d(x, weight_, bias_, {2, 2});
 }
 
@@ -48,6 +68,7 @@ BatchNorm::BatchNorm(int64_t channels, c10::Device device)
 
 at::Tensor BatchNorm::forward(const at::Tensor& x) {
   constexpr double kMomentum = 0.1, kEpsilon = 1e-5;
+  if (x.is_meta()) return meta_result(x.sizes(), /*products=*/0);
   if (is_training()) {
     user_check(x.numel() != x.size(1),
                "{}: a batch norm in training needs more than one value to a channel, but its input "
@@ -63,7 +84,10 @@ Dense::Dense(int64_t in, int64_t out, c10::Device device)
     : weight_(float_parameter(*this, "weight", {out, in}, device)),
       bias_(float_parameter(*this, "bias", {out}, device)) {}
 
-at::Tensor Dense::forward(const at::Tensor& x) const { return at::linear(x, weight_, bias_); }
+at::Tensor Dense::forward(const at::Tensor& x) const {
+  if (x.is_meta()) return meta_result({x.size(0), weight_.size(0)}, x.size(0) * weight_.numel());
+  return at::linear(x, weight_, bias_);
+}
 
 at::Tensor Relu::forward(const at::Tensor& x) const {
   if (!in_place_) return at::relu(x);
@@ -81,6 +105,7 @@ at::Tensor MaxPool::forward(const at::Tensor& x) const {
 }
 
 at::Tensor AdaptiveAveragePool::forward(const at::Tensor& x) const {
+  if (x.is_meta()) return meta_result({x.size(0), x.size(1), size_, size_}, /*products=*/0);
   return at::adaptive_avg_pool2d(x, {size_, size_});
 }
 

@@ -17,6 +17,10 @@
 /// uninitialised.
 namespace dovetail::models {
 
+/// Products of a value and a weight in all forward passes of this thread on the meta device. ATen
+/// lacks some operators there, so layers make the results of these themselves.
+double& meta_products();
+
 /// Layer that a parent module registers under a name. A call of the Child runs the layer's forward
 /// in a LayerScope (base/layer_scope.h) of that name.
 template <class Layer>

@@ -31,6 +31,7 @@
 #include "dovetail/train/resolve/resolve_attention.h"
 #include "dovetail/train/resolve/unread_keys.h"
 #include "dovetail/train/run/folder.h"
+#include "dovetail/train/vision/training.h"
 
 namespace dovetail::train {
 namespace {
@@ -134,8 +135,9 @@ void log_expert_load_bound(const ResolvedRun& run) {
 void log_why_no_gpu(const ResolvedRun& run, int ranks) {
   if (run.config.run.device != "auto" || run.device.is_cuda() || count_gpu_device_files() == 0)
     return;
+  const bool recommends = run.config.kind() == RunKind::kRecommender;
   const char* reason = run.config.model.moe.experts > 0 ? "experts run on the CPU only (model.moe)"
-                       : run.config.recommends()        ? "recommenders run on the CPU only"
+                       : recommends                     ? "recommenders run on the CPU only"
                        : ranks > 1                      ? "its ranks are more than its GPUs"
                                    : "it cannot be used; `dovetail doctor` says why";
   log_info("device: cpu, although this machine has a GPU: {}", reason);
@@ -149,16 +151,17 @@ void log_what_is_trained(const ResolvedRun& run, int ranks) {
   if (const auto& [kernel, reason] = run.attention; !kernel.empty())
     log_info("attention: {}{}", kernel, reason.empty() ? "" : fmt::format(" ({})", reason));
   if (const std::string unread = unread_ffn_width(run.config.model);
-      !run.config.recommends() && !unread.empty())
+      run.config.kind() == RunKind::kGpt && !unread.empty())
     log_warning("{}", unread);
   if (const std::string keys = keys_of_several_ranks(run.config); ranks == 1 && !keys.empty())
     log_warning("{}: about what ranks exchange, so without effect on one rank", keys);
   const double needed = static_cast<double>(maximum_memory(run)) * run.local_ranks;
   if (needed > static_cast<double>(run.available_bytes)) {
     log_warning(
-        "a step is estimated to need {}, but {} is available; lower train.micro_batch or set "
-        "train.checkpoint_activations = true",
-        format_bytes(needed), format_bytes(static_cast<double>(run.available_bytes)));
+        "a step is estimated to need {}, but {} is available; lower train.micro_batch or set {}",
+        format_bytes(needed), format_bytes(static_cast<double>(run.available_bytes)),
+        run.config.kind() == RunKind::kGpt ? "train.checkpoint_activations = true"
+                                           : "memory.budget");
   }
 }
 
@@ -201,9 +204,12 @@ std::unique_ptr<TrainingLoop> make_training(const ResolvedRun& run,
                                             const std::shared_ptr<comm::Group>& group, bool quiet,
                                             const StartingPoint& start) {
   RunFolder* folder = start.folder.get();
-  if (run.config.recommends())
+  const io::StoredCheckpoint* checkpoint = start.checkpoint ? &*start.checkpoint : nullptr;
+  if (run.config.kind() == RunKind::kRecommender)
     return std::make_unique<RecommenderTraining>(run, group, folder, quiet, start.state,
-                                                 start.checkpoint ? &*start.checkpoint : nullptr);
+                                                 checkpoint);
+  if (run.config.kind() == RunKind::kVision)
+    return std::make_unique<VisionTraining>(run, group, folder, quiet, start.state, checkpoint);
   return std::make_unique<GptTraining>(
       run, group, folder, quiet, start.state,
       start.checkpoint ? start.checkpoint->snapshot().tensors : decltype(io::Snapshot::tensors){});
@@ -225,7 +231,8 @@ TrainResult result_of(const TrainingLoop& training) {
   if (state.last) result.loss = state.last->loss;
   if (state.last_evaluated) {
     result.validation_loss = state.last_evaluated->validation->loss;
-    if (state.last_evaluated->validation->tasks.empty())
+    const Validation& found = *state.last_evaluated->validation;
+    if (found.tasks.empty() && !found.images)
       result.validation_nats_per_byte = state.last_evaluated->validation->nats_per_byte;
   }
   return result;
@@ -240,13 +247,14 @@ TrainResult train(const RunConfig& config, std::shared_ptr<comm::Group> group,
   if (run.device.is_cuda()) group = comm::on_gpus(std::move(group));
   if (options.dry_run) {
     resolve_precision_and_size(run, *group, std::nullopt);
-    if (!config.recommends()) run.attention = resolve_attention(run, std::nullopt, *group);
+    if (config.kind() == RunKind::kGpt)
+      run.attention = resolve_attention(run, std::nullopt, *group);
     if (speaks) log_what_is_trained(run, group->size());
     return {};
   }
   StartingPoint start = open_run(run, *group, options);
   resolve_precision_and_size(run, *group, start.precision);
-  if (!config.recommends())
+  if (config.kind() == RunKind::kGpt)
     run.attention =
         on_full_gpu(run, [&] { return resolve_attention(run, start.attention, *group); });
   if (speaks) log_what_is_trained(run, group->size());

@@ -12,12 +12,12 @@ namespace dovetail::train {
 /// Result of `train`. After a dry run all members have their defaults.
 struct TrainResult {
   int64_t steps = 0;  ///< steps of the run so far, in all processes that trained it
-  /// Training loss of the last step, in nats per token (GPT) or per sample (recommender).
+  /// Training loss of the last step, in nats per token (GPT), per sample, or per pixel of masks.
   double loss = 0;
   /// Loss of the newest validation, in the same unit. It is nullopt if no validation has run, for
   /// example because no data is held out.
   std::optional<double> validation_loss;
-  /// Loss of the same validation in nats per byte of text; nullopt for a recommender.
+  /// Loss of the same validation in nats per byte of text; only for a GPT.
   std::optional<double> validation_nats_per_byte;
   /// True if SIGINT, SIGTERM or the time limit stopped the run early. The run was then saved.
   bool interrupted = false;

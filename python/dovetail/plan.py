@@ -24,7 +24,7 @@ from torch.utils import _pytree
 
 __all__ = ["PlanError", "Report", "Step", "report", "step", "write"]
 
-TECHNIQUES = ("recompute", "compress", "algorithms")
+TECHNIQUES = ("recompute", "compress")
 
 
 class PlanError(RuntimeError):
@@ -299,8 +299,9 @@ def step(
         optimizer: optimizers whose state the plan may move.
         budget: most memory of a step: ``"2GiB"``, or ``"0.5x"`` of a step that keeps everything.
         folder: folder for a file to which tensors may be copied. Without one, tensors are recomputed.
-        allow: techniques: ``"recompute"``, ``"offload"``, ``"compress"``, ``"algorithms"``, and ``"compress_mxfp8"``,
-            which alone changes results. The default is all that keep the bits.
+        allow: techniques: ``"recompute"``, ``"offload"``, ``"compress"``, and two that change results. ``"algorithms"``
+            runs convolutions by algorithms that need less memory or time. ``"compress_mxfp8"`` keeps activations in
+            MXFP8. The default is all that keep the bits.
         host_bytes: most bytes in ``folder``, such as ``"4GiB"``.
         solve_s: most seconds for the search for each of the two plans.
 

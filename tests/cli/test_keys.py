@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cli import dovetail
 from tiny_run import BINARY, make_workspace
@@ -58,7 +59,25 @@ sparse = [{ columns = ["user"], num_rows = 30 }, { columns = ["item"], num_rows 
 steps = 4
 batch = 32
 """
-BASES = {"gpt": GPT, "moe": MIXTURE, "rows": ROWS}
+IMAGES = """
+[run]
+name = "keys"
+device = "cpu"
+threads = 1
+[vision]
+model = "resnet50"
+classes = 3
+height = 32
+width = 32
+base_width = 2
+[images]
+train = "x.npy"
+targets = "y.npy"
+[train]
+steps = 4
+batch = 8
+"""
+BASES = {"gpt": GPT, "moe": MIXTURE, "rows": ROWS, "images": IMAGES}
 
 USER, ITEM = '{columns="user",num_rows=30}', '{columns="item",num_rows=50}'
 SEEN = '{columns="seen",num_rows=50,separator="|",sequence=true,max_length=3,table="item"}'
@@ -212,6 +231,33 @@ ENTRIES = {
             "rows.day": ("day", "train.steps=pass"),
         },
     ),
+    **table(
+        "shown",
+        "images",
+        {
+            "vision.model": ("vgg16",),
+            "vision.channels": ("1",),
+            "vision.height": ("64",),
+            "vision.width": ("64",),
+            "vision.base_width": ("4",),
+        },
+    ),
+    **table(
+        "trained",
+        "images",
+        {
+            "vision.classes": ("5",),
+            "images.train": ("other.npy",),
+            "images.targets": ("other_y.npy",),
+            "images.validation": ("other.npy", "images.validation_targets=y.npy"),
+            "images.validation_targets": ("other_y.npy", "images.validation=x.npy"),
+            "images.validation_fraction": ("0.3",),
+            "images.crop": ("random",),
+            "images.mirror": ("false",),
+            "images.mean": ("[0.1]",),
+            "images.deviation": ("[0.9]",),
+        },
+    ),
     # Keys that another key, the task or the data leave without effect.
     **table(
         "refused",
@@ -333,6 +379,7 @@ ENTRIES = {
     **table("warned", "rows", {"embedding.sharding": ("row",), "embedding.exchange": ("bf16",)}),
     # Time and memory: the results are the same.
     **table("resource", "rows", {"rows.threads": ("1",), "rows.cache_bytes": ("0",)}),
+    **table("resource", "images", {"images.threads": ("1",)}),
     **table("resource", "gpt", {"optimizer.name": ("adamw",)}),  # the one choice
     **table("trained", "gpt", {"train.max_skipped_steps": ("1", "optimizer.lr=1e30")}),
     **table("trained", "rows", {"rows.bad_row": ("skip", "rows.files=bad.tsv")}),
@@ -535,6 +582,11 @@ OTHERS = [
     ("gpt", ["data.validation_fraction=0"], "data.validation_split"),
     ("rows", ["recommender.dim=5", sparse('{columns="user",num_rows=9,dim=3}')], "recommender.dim"),
     ("gpt", ["eval.max_rows=5"], "eval.max_rows"),
+    ("gpt", ["vision.height=64"], "vision.height"),
+    ("rows", ["images.crop=random"], "images.crop"),
+    ("images", ["model.layers=3"], "model.layers"),
+    ("images", ["precision.recipe=bf16"], "precision.recipe"),
+    ("images", ["images.validation_fraction=0", "eval.every_steps=2"], "eval.every_steps"),
     ("rows", ["model.preset=llama-1b"], "model.preset"),
     ("rows", ["run.cuda_graph=off"], "run.cuda_graph"),
     ("rows", ["run.attention=flash"], "run.attention"),
@@ -573,6 +625,11 @@ def write_inputs(folder: Path):
     for name, content in {"a": text, "b": text, "c": text[:2000]}.items():
         (folder / f"twice/{name}.txt").write_text(content)
     (folder / "files.txt").write_text("text\t1.txt\n")
+    values = np.random.default_rng(1)
+    for name in ("x", "other"):
+        np.save(folder / f"{name}.npy", values.integers(0, 256, (40, 20, 24, 3), np.uint8))
+    for name in ("y", "other_y"):
+        np.save(folder / f"{name}.npy", values.integers(0, 3, 40))
     draw = random.Random(1)
     rows = [["user", "item", "slot", "seen", "shares", "price", "age", "day", "clicked"]]
     for i in range(400):

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "dovetail/data/matrix/matrix.h"
+#include "npy.h"
 #include "strict_table.h"
 #include "temporary_folder.h"
 #include "tests/fuzz.h"
@@ -53,23 +54,10 @@ TEST(MatrixFuzz, CsvGivesTheTableOfAStrictReader) { fuzz_text("x.csv", ',', ",",
 TEST(MatrixFuzz, TsvGivesTheTableOfAStrictReader) { fuzz_text("x.tsv", '\t', "tab", 131); }
 TEST(MatrixFuzz, BlanksGiveTheTableOfAStrictReader) { fuzz_text("x.txt", ' ', "blank", 137); }
 
-std::string little_endian(uint64_t number, size_t bytes) {
-  std::string text;
-  for (size_t i = 0; i < bytes; ++i) text += static_cast<char>(number >> (8 * i));
-  return text;
-}
+using test::little_endian;
+using test::npy;
 
-/// An array of 6 numbers in the format of numpy.save.
-std::string npy(const std::string& type, bool columns_first, const std::string& shape,
-                std::string_view values, char version = 1) {
-  std::string header = fmt::format("{{'descr': '{}', 'fortran_order': {}, 'shape': ({}), }}", type,
-                                   columns_first ? "True" : "False", shape);
-  header.resize((header.size() + 24) / 16 * 16 - 11, ' ');
-  header += '\n';
-  return "\x93NUMPY"s + version + '\0' + little_endian(header.size(), version == 1 ? 2 : 4) +
-         header + std::string(values);
-}
-
+/// Six numbers.
 constexpr std::string_view kFloats =
     "\0\0\x80\x3f\0\0\0\x40\0\0\x40\x40\0\0\x80\x40\0\0\xa0\xc0\0\0\xc0\x40"sv;  // 1 2 3 4 -5 6
 

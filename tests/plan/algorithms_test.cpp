@@ -57,7 +57,12 @@ class Algorithms : public ::testing::Test {
  protected:
   Algorithms() {
     step_();
-    captured_ = capture([&] { return step_(); }, step_.tensors());
+    record(LaterSteps::kReplayed);
+  }
+  void record(LaterSteps later) {
+    forward_.clear();
+    backward_.clear();
+    captured_ = capture([&] { return step_(); }, step_.tensors(), later);
     graph_ = graph_of(captured_);
     ProfileCache none(std::filesystem::path{});
     add_convolution_algorithms(captured_, graph_, none);
@@ -193,6 +198,62 @@ TEST_F(Algorithms, WhatRunsAgainOrWasAwayHasTheBitsOfKeepingAllByThem) {
     EXPECT_EQ(check(graph_.graph, plan).again, 1);
     EXPECT_TRUE(same_bits(execute(plan), reference));
   }
+}
+
+TEST_F(Algorithms, ACalledStepHasTheBitsOfEagerTrainingByThem) {
+  record(LaterSteps::kCalled);
+  for (const auto& by : {kMixed, kOthers}) {
+    Plan plan = keep_all_by(by);
+    const int made = graph_.graph.nodes[forward_[0]].outputs[0];
+    insert(plan, position_of(plan, backward_[1]),
+           {{.op = Op::kCompute, .node = forward_[0], .algorithm = chosen(by)[forward_[0]]}});
+    insert(plan, position_of(plan, forward_[1]) + 1, {{.op = Op::kFree, .tensor = made}});
+    Trained called;
+    {
+      Executor executor(captured_, graph_, plan, {});
+      called = train(step_, [&] {
+        at::Tensor loss;
+        executor.run([&] { loss = step_()[0]; }, {.writes = true});
+        return loss;
+      });
+    }
+    ConvStep eager;
+    EXPECT_TRUE(same_bits(called, train(eager, [&] { return eager(&by)[0]; })));
+  }
+}
+
+TEST_F(Algorithms, BeyondTheGivenBytesAreLeftOut) {
+  const auto workspaces = [&](int64_t most_bytes) {
+    StepGraph graph = graph_of(captured_);
+    ProfileCache none(std::filesystem::path{});
+    add_convolution_algorithms(captured_, graph, none, most_bytes);
+    return graph.graph.nodes[forward_[1]].algorithms.size();
+  };
+  const GraphNode& node = graph_.graph.nodes[forward_[1]];
+  int64_t operands = 0, least = std::numeric_limits<int64_t>::max();
+  for (const auto* list : {&node.inputs, &node.outputs})
+    for (const int t : *list) operands += graph_.graph.tensors[t].bytes;
+  for (const char* name : {"im2col", "winograd"})
+    least = std::min(least, node.algorithms[index(forward_[1], name)].workspace_bytes);
+  EXPECT_EQ(workspaces(operands + least / 2), 1);
+  EXPECT_EQ(workspaces(operands + least), 2);
+  EXPECT_EQ(workspaces(int64_t{1} << 40), 3);
+}
+
+TEST_F(Algorithms, AreTimedOnZeros) {
+  StepGraph graph = graph_of(captured_);
+  ProfileCache cache(std::filesystem::path{});
+  add_convolution_algorithms(captured_, graph, cache);
+  time_on_zeros(captured_, graph, cache);
+  for (const int n : forward_)
+    for (const Algorithm& algorithm : graph.graph.nodes[n].algorithms)
+      EXPECT_GT(algorithm.time_s, 0) << algorithm.name;
+  // A later call finds the times in the cache: it runs nothing.
+  StepGraph again = graph_of(captured_);
+  add_convolution_algorithms(captured_, again, cache);
+  time_on_zeros(captured_, again, cache);
+  EXPECT_EQ(again.graph.nodes[forward_[1]].algorithms[1].time_s,
+            graph.graph.nodes[forward_[1]].algorithms[1].time_s);
 }
 
 TEST_F(Algorithms, AreChosenByMemoryToo) {

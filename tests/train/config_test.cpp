@@ -185,7 +185,7 @@ TEST_F(RunConfigFile, TellsWhatMemoryMayAllow) {
               HasSubstr("do nothing without memory.budget"));
   const plan::PlannedStep::Options usual = planned_step_options({}),
                                    lossy = planned_step_options({.allow = {"compress_mxfp8"}});
-  EXPECT_TRUE(!usual.offload && usual.recompute && usual.compress && usual.algorithms &&
+  EXPECT_TRUE(!usual.offload && usual.recompute && usual.compress && !usual.algorithms &&
               !usual.compress_mxfp8);
   const plan::PlannedStep::Options on_disk =
       planned_step_options({.folder = "/tmp", .host_bytes = "2KiB"});

@@ -48,6 +48,8 @@ plan::PlannedStep::Options with_budget(const Case& of, plan::PlannedStep::Option
 /// Counts how often a plan uses each technique that is visible in its actions.
 std::map<std::string_view, int> used(const plan::PlannedStep& step) {
   std::map<std::string_view, int> out = {{"offload", 0}, {"recompute", 0}, {"compress_mxfp8", 0}};
+  // Moments that an update changes in the slow tier need no copies.
+  out["offload"] += static_cast<int>(step.view().plan.starts_on_host.size());
   std::vector<int> runs(step.graph().nodes.size());
   for (const plan::Action& action : step.view().plan.actions) {
     out["offload"] += action.op == plan::Op::kOffload || action.op == plan::Op::kPrefetch;

@@ -5,7 +5,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/mx/operand.h"
 #include "dovetail/ops/gemm.h"
-#include "dovetail/train/gpt/trial_step.h"
+#include "dovetail/train/trial_step.h"
 #include "tests/train/planned_training.h"
 #include "tests/train/tiny_run.h"
 

@@ -267,7 +267,8 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
     load_model(config.folder());
     ADD_FAILURE() << "loaded";
   } catch (const UserError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("belongs to a recommender (deepfm)"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("belongs to a recommender (recommender.model = \"deepfm\")"));
   }
 }
 

@@ -15,6 +15,7 @@
 #include "dovetail/train/load_run.h"
 #include "dovetail/train/metrics/validation.h"
 #include "dovetail/train/run/stored_run.h"
+#include "dovetail/train/vision/trained_vision.h"
 
 namespace dovetail::cli {
 namespace {
@@ -23,7 +24,7 @@ class EvalCommand : public Command {
  public:
   std::string name() const override { return "eval"; }
   std::string summary() const override {
-    return "Measure a trained model: validation loss, tasks, the ranking of a recommender";
+    return "Measure a trained model: validation loss, tasks, ranking of rows, classes of images";
   }
   std::string example() const override {
     return "dovetail eval runs/quickstart --task arc_easy.jsonl --shots 5";
@@ -38,8 +39,8 @@ class EvalCommand : public Command {
     arguments
         .option(
             "--data", "PATH", &data_,
-            "Prepared folder to validate on; --suite: folder of data sets; a recommender: files of "
-            "rows, repeatable (the run's own data)")
+            "Prepared folder to validate on. --suite: folder of data sets. A recommender: files of "
+            "rows, repeatable. A vision model: images, then their targets (the run's own data)")
         .completes(Completion::kFile);
     arguments
         .option("--split", "NAME", &rows_.split,
@@ -104,7 +105,9 @@ class EvalCommand : public Command {
                                      {"step", stored.snapshot.step}};
     std::vector<std::vector<std::string>> rows = {{"checkpoint", stored.checkpoint.string()}};
     check_options(stored.config);
-    if (stored.config.recommends()) {
+    if (stored.config.kind() == train::RunKind::kVision) {
+      add_vision(stored, result, rows);
+    } else if (stored.config.kind() == train::RunKind::kRecommender) {
       rows_.files = data_;
       evaluate_recommender(std::move(stored), rows_, result, rows);
     } else {
@@ -131,17 +134,20 @@ class EvalCommand : public Command {
   void check_options(const train::RunConfig& config) const {
     const auto only = [&](const char* option, bool given, bool read) {
       user_check(!given || read, "{} does nothing here: {} holds a {}; leave it out", option, run_,
-                 config.recommends() ? "recommender" : "GPT");
+                 config.kind_in_words());
     };
-    const bool recommends = config.recommends();
-    only("--max-tokens", max_tokens_ > 0, !recommends);
-    only("--precision", !precision_.empty(), !recommends);
-    only("--task and --suite", tasks_.any(), !recommends);
+    const bool gpt = config.kind() == train::RunKind::kGpt,
+               recommends = config.kind() == train::RunKind::kRecommender;
+    only("--max-tokens", max_tokens_ > 0, gpt);
+    only("--precision", !precision_.empty(), gpt);
+    only("--task and --suite", tasks_.any(), gpt);
     only("--split", !rows_.split.empty(), recommends);
     only("--max-rows", rows_.max_rows > 0, recommends);
     only("--predictions", !rows_.predictions.empty(), recommends);
-    user_check(recommends || data_.size() < 2,
-               "--data names {} folders, but a GPT is measured on one", data_.size());
+    const size_t most = gpt ? 1 : 2;
+    user_check(recommends || data_.size() <= most,
+               "--data names {} paths, but a {} is measured on {}", data_.size(),
+               config.kind_in_words(), gpt ? "one folder" : "images and their targets");
   }
 
   std::string data_folder(const train::RunConfig& config) const {
@@ -182,6 +188,19 @@ class EvalCommand : public Command {
     rows.push_back(
         {"  measured on", fmt::format("{} tokens of {}", format_grouped(validation->tokens),
                                       store.folder().string())});
+  }
+
+  void add_vision(const train::StoredRun& stored, nlohmann::ordered_json& result,
+                  Rows& rows) const {
+    const auto group = comm::world_from_environment();
+    const auto path = [&](size_t i) { return i < data_.size() ? data_[i] : std::string(); };
+    const train::Validation found =
+        train::measure_vision(train::load_vision(stored), stored.config, path(0), path(1), *group);
+    result["validation"] = {
+        {"samples", found.tokens}, {"loss", found.loss}, {"accuracy", found.images->accuracy}};
+    if (found.images->mean_iou) result["validation"]["mean_iou"] = *found.images->mean_iou;
+    rows.push_back({"validation", train::scores_text(found)});
+    rows.push_back({"  measured on", fmt::format("{} images", format_grouped(found.tokens))});
   }
 
   std::string run_, precision_;

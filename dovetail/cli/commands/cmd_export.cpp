@@ -11,6 +11,7 @@
 #include "dovetail/train/load_run.h"
 #include "dovetail/train/recommender/trained_recommender.h"
 #include "dovetail/train/run/stored_run.h"
+#include "dovetail/train/vision/trained_vision.h"
 
 namespace dovetail::cli {
 namespace {
@@ -19,7 +20,7 @@ class ExportCommand : public Command {
  public:
   std::string name() const override { return "export"; }
   std::string summary() const override {
-    return "Write a GPT as a Hugging Face folder for `transformers`, a recommender for PyTorch";
+    return "Write a GPT as a Hugging Face folder for `transformers`, another model for PyTorch";
   }
   std::string example() const override { return "dovetail export runs/quickstart --out exported"; }
 
@@ -42,10 +43,14 @@ class ExportCommand : public Command {
     const std::string name = stored.config.run.name;
     nlohmann::ordered_json result = {{"folder", out_}, {"step", step}};
     std::string words = fmt::format("step {} of {}", step, name);
-    if (stored.config.recommends()) {
-      user_check(precision_.empty(),
-                 "--precision does nothing here: {} holds a recommender; leave it out", run_);
+    const train::RunKind kind = stored.config.kind();
+    user_check(kind == train::RunKind::kGpt || precision_.empty(),
+               "--precision does nothing here: {} holds a {}; leave it out", run_,
+               stored.config.kind_in_words());
+    if (kind == train::RunKind::kRecommender) {
       train::export_recommender(train::TrainedRecommender(std::move(stored)), out_);
+    } else if (kind == train::RunKind::kVision) {
+      train::export_vision(train::load_vision(stored), stored.config, out_);
     } else {
       const train::LoadedModel loaded =
           train::load_model(stored, precision_.empty() ? "float32" : precision_);

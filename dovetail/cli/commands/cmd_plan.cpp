@@ -178,7 +178,8 @@ class PlanCommand : public Command {
         plan::solve_placed(graph, options(), plan::PlanCache(plan::PlanCache::default_folder()));
     const plan::Solution& made = placed.solution;
     const int64_t floor_bytes = plan::placed_floor_bytes(graph, options(), placed);
-    const double gap = std::max(0.0, 1 - placed.bound_s / made.schedule.expected_s);
+    const double bound_s = placed.report.bound_s,
+                 gap = std::max(0.0, 1 - bound_s / made.schedule.expected_s);
     plan::Plan plan = made.schedule.plan;
     const plan::Timeline& timeline = made.schedule.timeline;
     plan.claimed_peak_bytes = timeline.peak_bytes;
@@ -200,8 +201,10 @@ class PlanCommand : public Command {
           {"peak_bytes", timeline.peak_bytes},
           {"places_bytes", placed.bytes},
           {"makespan_s", timeline.makespan_s},
-          {"bound_s", placed.bound_s},
+          {"bound_s", bound_s},
           {"gap", gap},
+          {"programs", placed.report.programs},
+          {"program_columns", placed.report.columns},
           {"again", timeline.again},
           {"starts_on_host", {{"tensors", plan.starts_on_host.size()}, {"bytes", bytes_on_host}}},
           {"solve_s", made.seconds},
@@ -214,9 +217,9 @@ class PlanCommand : public Command {
         "{} nodes, {} tensors; with everything kept {} MiB; floor {} MiB; budget {} MiB\n",
         graph.nodes.size(), graph.tensors.size(), plan::mib(kept.peak_bytes),
         plan::mib(floor_bytes), plan::mib(graph.budget_bytes)));
-    print(fmt::format(
-        "solved in {:.1f} s: within {:.1f} % of the fastest plan that there can be{}\n\n",
-        made.seconds, 100 * gap, made.complete ? "" : " (--time-limit gives the search more)"));
+    print(fmt::format("solved in {:.1f} s: {}{}\n\n", made.seconds,
+                      plan::bound_in_words(placed.report, made.schedule.expected_s),
+                      made.complete ? "" : " (--time-limit gives the search more)"));
     print_outcome(outcome, graph);
     if (!plan.starts_on_host.empty())
       print(

@@ -12,8 +12,8 @@
 #include "dovetail/cli/plan/plan_config.h"
 #include "dovetail/plan/model/budget.h"
 #include "dovetail/plan/solve/placed.h"
-#include "dovetail/train/gpt/trial_step.h"
 #include "dovetail/train/memory/config_section.h"
+#include "dovetail/train/trial_step.h"
 
 namespace dovetail::cli {
 namespace {
@@ -85,7 +85,7 @@ class Needs {
   }
 
   std::string why_it_is_not_recorded() const {
-    if (run_.config.recommends())
+    if (run_.config.kind() == train::RunKind::kRecommender)
       return fmt::format(
           "a step of recommender.model = \"{}\" is recorded on its own rows, in training alone",
           run_.config.recommender.model);
@@ -149,12 +149,13 @@ SampleKey::SampleKey(const train::ResolvedRun& run)
 plan::Graph record_with(const train::ResolvedRun& run, const std::shared_ptr<comm::Group>& group,
                         const SampleKey& key, int64_t samples) {
   // Two micro-batches represent any number of them: all others allocate and free like the second.
-  train::TrialStep trial(run, group, key.accumulates() ? 2 * samples : samples, samples);
+  const auto trial =
+      train::make_trial(run, group, key.accumulates() ? 2 * samples : samples, samples);
   plan::PlannedStep::Options options = train::planned_step_options(run.config.memory);
   options.budget = "1x";
-  trial.plan_memory(options);
-  for (int i = 0; i < kRecordedSteps; ++i) trial.run();
-  return trial.memory_plan()->graph();
+  trial->plan_memory(options);
+  for (int i = 0; i < kRecordedSteps; ++i) trial->run();
+  return trial->memory_plan()->graph();
 }
 
 int64_t largest_that(const std::function<bool(int64_t)>& fits) {

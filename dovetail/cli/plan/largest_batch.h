@@ -28,7 +28,7 @@ class SampleKey {
   int64_t asked_;
 };
 
-/// Runs a few training steps with `samples` samples at once, on random tokens. Returns the recorded
+/// Runs a few training steps with `samples` samples at once, on random data. Returns the recorded
 /// graph: the operations and tensors of a step. No operation is timed.
 plan::Graph record_with(const train::ResolvedRun& run, const std::shared_ptr<comm::Group>& group,
                         const SampleKey& key, int64_t samples);

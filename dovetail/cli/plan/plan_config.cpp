@@ -15,9 +15,9 @@
 #include "dovetail/plan/model/budget.h"
 #include "dovetail/plan/step/memory_record.h"
 #include "dovetail/plan/step/plan_text.h"
-#include "dovetail/train/gpt/trial_step.h"
 #include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/resolve/load_config.h"
+#include "dovetail/train/trial_step.h"
 
 namespace dovetail::cli {
 namespace {
@@ -29,8 +29,8 @@ constexpr int kEagerSteps = 3, kUnplannedSteps = 3, kPlannedSteps = 5;
 train::RunConfig load(const PlanRequest& request) {
   train::RunConfig config = config_of(request);
   if (request.time_limit_s > 0) config.memory.solve_s = request.time_limit_s;
-  if (config.recommends())
-    throw UserError(fmt::format("dovetail plan takes steps of a GPT on random tokens, but {} "
+  if (config.kind() == train::RunKind::kRecommender)
+    throw UserError(fmt::format("dovetail plan takes steps on random tokens or images, but {} "
                                 "trains recommender.model = \"{}\", whose steps need its own rows",
                                 request.config, config.recommender.model),
                     "dovetail train with memory.budget makes the plan and writes it to the run's "
@@ -68,7 +68,7 @@ class ConfigPlan {
       const uint64_t peak = peak_resident_bytes();
       return peak > before_bytes ? peak - before_bytes : 0;
     };
-    trial_.emplace(run_, group_, run_.maximum_samples, run_.micro_batch);
+    trial_ = train::make_trial(run_, group_, run_.maximum_samples, run_.micro_batch);
     trial_->run();
     reset_peak_resident();
     std::vector<double> seconds(kEagerSteps);
@@ -142,7 +142,7 @@ class ConfigPlan {
   const std::shared_ptr<comm::Group> group_;
   const train::ResolvedRun run_;
   plan::PlannedStep::Options options_;
-  std::optional<train::TrialStep> trial_;
+  std::unique_ptr<train::TrialStep> trial_;
   Measured measured_;
 };
 

@@ -24,7 +24,7 @@ struct PlanRequest {
 train::RunConfig config_of(const PlanRequest& request);
 
 /// Makes a memory plan for the training steps of a config, and measures it. A plan decides for each
-/// tensor of a step: keep, recompute, offload or compress. Runs training steps on random tokens,
+/// tensor of a step: keep, recompute, offload or compress. Runs training steps on random data,
 /// without the config's data and run folder:
 ///
 /// 1. The first steps run without a plan.

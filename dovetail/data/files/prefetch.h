@@ -11,13 +11,14 @@
 
 namespace dovetail::data {
 
-/// Computes the items of a sequence ahead of time, at most kAhead of them, on a thread of its own.
+/// Computes the items of a sequence ahead of time, at most `ahead` of them, on a thread of its own.
 /// The thread starts with the first call of `take`.
 template <class Item>
 class Prefetcher {
  public:
   /// `make(i)` computes item i. Only the thread of this object calls it, for one item at a time.
-  explicit Prefetcher(std::function<Item(int64_t)> make) : make_(std::move(make)) {}
+  explicit Prefetcher(std::function<Item(int64_t)> make, size_t ahead = 4)
+      : make_(std::move(make)), ahead_(ahead) {}
 
   ~Prefetcher() {
     {
@@ -55,7 +56,7 @@ class Prefetcher {
     std::unique_lock lock(mutex_);
     while (true) {
       wake_.wait(lock,
-                 [&] { return stopping_ || (ready_.size() < kAhead && failure_ == nullptr); });
+                 [&] { return stopping_ || (ready_.size() < ahead_ && failure_ == nullptr); });
       if (stopping_) return;
       const int64_t index = next_;
       Item item;
@@ -77,8 +78,8 @@ class Prefetcher {
     }
   }
 
-  static constexpr size_t kAhead = 4;  ///< maximum number of items in `ready_`
   std::function<Item(int64_t)> make_;
+  const size_t ahead_;  ///< maximum number of items in `ready_`
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::pair<int64_t, Item>> ready_;  ///< computed items, consecutive: (index, item)

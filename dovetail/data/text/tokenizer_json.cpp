@@ -18,7 +18,7 @@ using nlohmann::json;
 
 /// Returns a value for an error message: short, and in ASCII so that cutting it breaks no
 /// character.
-std::string shown(const json& value) { return value.dump(-1, ' ', true).substr(0, 80); }
+std::string shown_json(const json& value) { return value.dump(-1, ' ', true).substr(0, 80); }
 
 class TokenizerReader {
  public:
@@ -77,7 +77,8 @@ class TokenizerReader {
     const auto it = object.find(key);
     if (it == object.end() || it->is_null()) return;
     const json& shown_part = it->is_object() && it->contains("type") ? (*it)["type"] : *it;
-    refuse(fmt::format("has `{}{}` {}, which is not supported", where, key, shown(shown_part)));
+    refuse(
+        fmt::format("has `{}{}` {}, which is not supported", where, key, shown_json(shown_part)));
   }
 
   void require_false(const json& object, const char* key, std::string_view where) const {
@@ -132,7 +133,7 @@ class TokenizerReader {
     if (!model.is_object()) refuse("has a model that is not an object");
     // Files from before other models existed leave the type out.
     if (model.contains("type") && text_member(model, "type", "model") != "BPE")
-      refuse(fmt::format("has the model {}, not BPE", shown(model["type"])));
+      refuse(fmt::format("has the model {}, not BPE", shown_json(model["type"])));
     for (const char* key : {"dropout", "unk_token"}) require_null(model, key, "model.");
     for (const char* key : {"byte_fallback", "fuse_unk"}) require_false(model, key, "model");
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"})
@@ -147,7 +148,7 @@ class TokenizerReader {
     // memory.
     const uint64_t limit = 2 * entries + 1024;
     if (!value.is_number_unsigned() || value.get<uint64_t>() >= limit)
-      refuse(fmt::format("has the token id {} with {} tokens", shown(value), entries));
+      refuse(fmt::format("has the token id {} with {} tokens", shown_json(value), entries));
     return value.get<int32_t>();
   }
 
@@ -204,7 +205,7 @@ class TokenizerReader {
         if (space != std::string::npos && text.find(' ', space + 1) == std::string::npos)
           pair.emplace(text.substr(0, space), text.substr(space + 1));
       }
-      if (!pair) refuse(fmt::format("has the merge {}, which is not a pair", shown(merge)));
+      if (!pair) refuse(fmt::format("has the merge {}, which is not a pair", shown_json(merge)));
       file.merges.push_back(
           {id_of(pair->first), id_of(pair->second), id_of(pair->first + pair->second)});
     }

@@ -83,7 +83,6 @@ bool Walk::run() {
     if (!compute(at_)) return false;
     for (const int t : graph_.nodes[at_].mutates) version_[graph_.root(t)] = at_ + 1;
     if (!leave_after_use()) return false;
-    level_.forget_before(compute_free_s_);
   }
   return true;
 }
@@ -162,6 +161,9 @@ bool Walk::compute(int n) {
   level_.add(start, how.workspace_bytes);
   level_.add(end, -how.workspace_bytes);
   compute_free_s_ = end;
+  // Nothing starts before this time. A node may need thousands of recomputations, and each looks at
+  // all changes.
+  level_.forget_before(compute_free_s_);
   issue(std::move(action), end);
   return true;
 }

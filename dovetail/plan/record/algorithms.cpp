@@ -6,10 +6,14 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
+#include <map>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
 #include "dovetail/ops/convolution.h"
 #include "dovetail/plan/record/capture.h"
 #include "dovetail/plan/record/operation_call.h"
@@ -100,7 +104,8 @@ struct Convolution {
   const CapturedOperation& operation;
   bool backward;
   ops::ConvolutionOptions options;
-  bool data = false, weight = false, bias = false;  // requested gradients
+  bool data = false, weight = false, bias = false;           // requested gradients
+  int64_t left_bytes = std::numeric_limits<int64_t>::max();  // maximum bytes of a workspace
 
   const TensorUse& weight_use() const { return operation.arguments[backward ? 2 : 1].uses[0]; }
   const TensorUse& x_use() const { return operation.arguments[backward ? 1 : 0].uses[0]; }
@@ -114,7 +119,9 @@ struct Convolution {
   bool applies(ops::ConvolutionPass pass, ops::ConvolutionAlgorithm algorithm) const {
     ops::ConvolutionOptions by = options;
     by.algorithm = algorithm;
-    return !ops::why_not(pass, weight_use().sizes, by);
+    return !ops::why_not(pass, weight_use().sizes, by) &&
+           ops::convolution_workspace_bytes(pass, x_use().sizes, weight_use().sizes, by) <=
+               left_bytes;
   }
 };
 
@@ -256,14 +263,90 @@ void find_memory(CapturedOperation& operation, ProfileCache& cache) {
   cache.put(key, {{"makes", operation.makes_allocation}, {"events", events}});
 }
 
+/// Bytes of the storages that an operation reads, changes and makes.
+int64_t bytes_of(const CapturedStep& step, const CapturedOperation& operation) {
+  int64_t bytes = 0;
+  for (const auto* list : {&operation.reads, &operation.writes, &operation.makes})
+    for (const int storage : *list) bytes += step.storages[storage].bytes;
+  return bytes;
+}
+
+/// Returns true for the algorithms of an optimizer's update (plan/run/host_updates.h).
+bool updates_on_host(const std::vector<Algorithm>& algorithms) {
+  return std::ranges::any_of(algorithms,
+                             [](const Algorithm& algorithm) { return !algorithm.on_host.empty(); });
+}
+
+/// Runs operations on zeros. Storages that an operation makes are read by the next ones.
+class OnZeros {
+ public:
+  OnZeros(const CapturedStep& step, std::span<const CapturedOperation> operations)
+      : step_(step), operations_(operations) {}
+
+  /// Returns the seconds of one run.
+  double run() {
+    double seconds = 0;
+    for (const CapturedOperation& operation : operations_) {
+      for (const auto* list : {&operation.reads, &operation.writes})
+        for (const int storage : *list) zeros(storage);
+      for (const int storage : operation.makes) storages_.erase(storage);
+      const double begin_s = now_seconds();
+      const torch::jit::Stack results =
+          call(operation, [this](int storage) { return storages_.at(storage); });
+      seconds += now_seconds() - begin_s;
+      size_t made = 0;
+      for_each_tensor(results, [&](const at::Tensor& tensor) {
+        if (made < operation.makes.size())
+          storages_.insert_or_assign(operation.makes[made++], tensor.storage());
+      });
+    }
+    return seconds;
+  }
+
+ private:
+  void zeros(int storage) {
+    if (!storages_.contains(storage))
+      storages_.emplace(storage, at::zeros({step_.storages[storage].bytes}, at::kByte).storage());
+  }
+
+  const CapturedStep& step_;
+  const std::span<const CapturedOperation> operations_;
+  std::map<int, c10::Storage> storages_;
+};
+
 }  // namespace
 
-void add_convolution_algorithms(const CapturedStep& step, StepGraph& graph, ProfileCache& cache) {
+void time_on_zeros(const CapturedStep& step, StepGraph& graph, ProfileCache& cache) {
+  constexpr int kRuns = 3;
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    auto& algorithms = graph.graph.nodes[n].algorithms;
+    if (graph.nodes[n].variants.empty() || updates_on_host(algorithms)) continue;
+    for (size_t a = 0; a < algorithms.size(); ++a) {
+      const auto operations = run_of(step, graph.nodes[n], static_cast<int>(a)).operations;
+      const auto key = key_of(operations);
+      const auto known = key ? cache.find("time on zeros of " + *key) : std::nullopt;
+      double& time_s = algorithms[a].time_s;
+      if (known) {
+        time_s = known->get<double>();
+        continue;
+      }
+      OnZeros zeros(step, operations);
+      zeros.run();
+      time_s = std::numeric_limits<double>::infinity();
+      for (int i = 0; i < kRuns; ++i) time_s = std::min(time_s, zeros.run());
+      if (key) cache.put("time on zeros of " + *key, time_s);
+    }
+  }
+}
+
+void add_convolution_algorithms(const CapturedStep& step, StepGraph& graph, ProfileCache& cache,
+                                int64_t most_bytes) {
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     StepNode& node = graph.nodes[n];
     const NodeRun captured = run_of(step, node, 0);
-    const auto convolution = Convolution::of(captured.operations[0]);
+    auto convolution = Convolution::of(captured.operations[0]);
     if (!convolution || !node.variants.empty()) continue;
+    convolution->left_bytes = most_bytes - bytes_of(step, captured.operations[0]);
     auto& algorithms = graph.graph.nodes[n].algorithms;
     algorithms[0].name = "aten";
     for (auto& [name, operations] : alternatives(*convolution)) {

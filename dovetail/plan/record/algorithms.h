@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <limits>
+
 #include "dovetail/plan/record/captured_step.h"
 #include "dovetail/plan/record/profile_cache.h"
 #include "dovetail/plan/record/step_graph.h"
@@ -19,11 +22,18 @@ namespace dovetail::plan {
 /// - it has groups or dilation,
 /// - it is transposed,
 /// - its dtype is not float32,
-/// - one of its tensors is not contiguous.
+/// - one of its tensors is not contiguous,
+/// - its tensors and the algorithm's workspace take more than `most_bytes` together.
 ///
 /// Times are 0 until a profile fills them (plan/run/profile.h). The memory that an alternative
 /// allocates is found by running it twice on zeros. `cache` stores the allocations. If it has them
 /// already, the alternative does not run.
-void add_convolution_algorithms(const CapturedStep& step, StepGraph& graph, ProfileCache& cache);
+void add_convolution_algorithms(const CapturedStep& step, StepGraph& graph, ProfileCache& cache,
+                                int64_t most_bytes = std::numeric_limits<int64_t>::max());
+
+/// Sets the times of all algorithms of each node with several. A time is the minimum of three runs
+/// on zeros after a warm-up. `cache` stores the times. If it has one already, nothing runs for it.
+/// The runs allocate memory outside any plan: the node's tensors and its workspace.
+void time_on_zeros(const CapturedStep& step, StepGraph& graph, ProfileCache& cache);
 
 }  // namespace dovetail::plan

@@ -191,6 +191,7 @@ class Recorder : public OperationHandler {
         const std::string number = made.makes.empty() ? "" : fmt::format(".{}", made.makes.size());
         made.makes.push_back(add_storage(
             tensor, fmt::format("{}:{}{}", name, step_.operations.size(), number), /*made=*/true));
+        made.makes_result.push_back(static_cast<int>(i));
         made.makes_allocation.push_back(log_->allocation_at(tensor.storage().data()));
         outputs.push_back(tensor);
         return TensorUse{};

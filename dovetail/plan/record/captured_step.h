@@ -60,7 +60,8 @@ struct CapturedOperation {
   /// Storages from before the operation that it changes. This includes writes that its schema does
   /// not declare.
   std::vector<int> writes;
-  std::vector<int> makes;  ///< storages that it creates
+  std::vector<int> makes;         ///< storages that it creates
+  std::vector<int> makes_result;  ///< per storage in `makes`: index of the result that has it
   /// Per storage in `makes`: the number of the allocation (MemoryEvent) that holds it; -1 if it has
   /// 0 bytes.
   std::vector<int> makes_allocation;

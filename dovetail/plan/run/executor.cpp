@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -242,18 +243,21 @@ struct Executor::State : StepMemory {
 
   void compute(int a) {
     begin_compute(a);
-    for (size_t o = 0; o < how->operations.size(); ++o) {
-      const std::vector<PlannedPlace> places = places_of(how->memory.places[o]);
-      const PlannedAllocations planned(how->operations[o].name, places);
-      call(how->operations[o], [this](int s) {
-        std::byte* address = address_of(s);
-        const bool elsewhere = address == nullptr && step.storages[s].external.defined();
-        // 0: the storage has no bytes
-        return elsewhere ? step.storages[s].external.storage()
-                         : storage_at(address, address == nullptr ? 0 : step.storages[s].bytes);
-      });
-    }
+    for (size_t o = 0; o < how->operations.size(); ++o) call_planned(o);
     end_compute(a);
+  }
+
+  /// Calls operation `o` of the node that runs, and returns its results.
+  torch::jit::Stack call_planned(size_t o) {
+    const std::vector<PlannedPlace> places = places_of(how->memory.places[o]);
+    const PlannedAllocations planned(how->operations[o].name, places);
+    return call(how->operations[o], [this](int s) {
+      std::byte* address = address_of(s);
+      const bool elsewhere = address == nullptr && step.storages[s].external.defined();
+      // 0: the storage has no bytes
+      return elsewhere ? step.storages[s].external.storage()
+                       : storage_at(address, address == nullptr ? 0 : step.storages[s].bytes);
+    });
   }
 
   std::vector<PlannedPlace> places_of(const std::vector<AllocationPlace>& planned) const {
@@ -305,24 +309,50 @@ struct Executor::State : StepMemory {
     spans[computing].end_s = now_seconds() - started_s;
   }
 
+  /// Number of operations of the node's algorithm in addition to the captured ones. They are in
+  /// place of the first.
+  size_t added_operations(const StepNode& node) const {
+    return how->operations.size() - static_cast<size_t>(node.last - node.first);
+  }
+
   std::vector<PlannedPlace> places_of(int operation) override {
-    return places_of(
-        how->memory.places[operation - graph.nodes[node_of_operation[operation]].first]);
+    const StepNode& node = graph.nodes[node_of_operation[operation]];
+    const auto index = static_cast<size_t>(operation - node.first);
+    return places_of(how->memory.places[index + (index > 0 ? added_operations(node) : 0)]);
+  }
+
+  std::optional<std::vector<at::Tensor>> run_instead(int operation) override {
+    const int n = node_of_operation[operation];
+    const StepNode& node = graph.nodes[n];
+    if (operation != node.first || has_captured_operations(n, plan.actions[computing].algorithm))
+      return std::nullopt;
+    std::map<int, at::Tensor> made;
+    for (size_t o = 0; o <= added_operations(node); ++o) {
+      size_t next = 0;
+      for_each_tensor(call_planned(o), [&](const at::Tensor& tensor) {
+        made.insert_or_assign(how->operations[o].makes.at(next++), tensor);
+      });
+    }
+    std::vector<at::Tensor> out;
+    for (const int storage : step.operations[operation].makes) out.push_back(made.at(storage));
+    return out;
+  }
+
+  /// Returns true if an algorithm of a node runs the operators that were captured.
+  bool has_captured_operations(int node, int algorithm) const {
+    return algorithm == 0 ||
+           std::ranges::equal(run_of(step, graph.nodes[node], 0).operations,
+                              run_of(step, graph.nodes[node], algorithm).operations, {},
+                              &CapturedOperation::name, &CapturedOperation::name);
   }
 
   void check_can_be_called() const {
-    for (const Action& action : plan.actions) {
-      if (action.op != Op::kCompute || action.algorithm == 0) continue;
-      const NodeRun captured = run_of(step, graph.nodes[action.node], 0),
-                    other = run_of(step, graph.nodes[action.node], action.algorithm);
-      user_check(
-          !reruns[action.node] &&
-              std::ranges::equal(captured.operations, other.operations, {},
-                                 &CapturedOperation::name, &CapturedOperation::name),
-          "plan: {} runs by \"{}\", other than it was captured, so that no function can be called",
-          graph.graph.nodes[action.node].name,
-          graph.graph.nodes[action.node].algorithms[action.algorithm].name);
-    }
+    for (const Action& action : plan.actions)
+      user_check(action.op != Op::kCompute || action.algorithm == 0 || !reruns[action.node] ||
+                     !has_captured_operations(action.node, action.algorithm),
+                 "plan: {} runs by \"{}\" and more than once, so that no function can be called",
+                 graph.graph.nodes[action.node].name,
+                 graph.graph.nodes[action.node].algorithms[action.algorithm].name);
   }
 
   const c10::Storage& found_storage(size_t t) const {

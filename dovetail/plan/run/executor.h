@@ -65,9 +65,8 @@ class Executor {
   /// does. Also throws UserError if
   /// - `work` calls other operators, or uses other shapes, than the recorded function,
   /// - the first runs of nodes in the plan are not in recorded order,
-  /// - a node uses an algorithm other than the recorded one, and this algorithm has other
-  ///   operations,
-  /// - a node uses an algorithm other than the recorded one, and runs more than once.
+  /// - a node uses an algorithm other than the recorded one, with the recorded operators, and runs
+  ///   more than once.
   Run run(const std::function<void()>& work, const CallChecks& checks);
 
   /// Returns the results of the most recent run (CapturedStep::results), valid until the next run.

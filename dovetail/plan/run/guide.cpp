@@ -22,6 +22,16 @@ std::string described(const CapturedOperation& operation) {
   return operation.layer.empty() ? operation.name : operation.name + " in " + operation.layer;
 }
 
+/// Replaces the arguments on the stack by results. `made` has the tensors of
+/// CapturedOperation::makes; all other results are undefined tensors.
+void put_results(const CapturedOperation& operation, const std::vector<at::Tensor>& made,
+                 torch::jit::Stack& stack) {
+  torch::jit::drop(stack, operation.handle.schema().arguments().size());
+  std::vector<at::Tensor> results(operation.handle.schema().returns().size());
+  for (size_t i = 0; i < made.size(); ++i) results[operation.makes_result[i]] = made[i];
+  for (at::Tensor& result : results) stack.emplace_back(std::move(result));
+}
+
 [[noreturn]] void differs(const CapturedOperation& operation, const std::string& what) {
   throw UserError(fmt::format("plan: the step differs from the recorded one at {}: {}",
                               described(operation), what),
@@ -86,6 +96,10 @@ void Guide::handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
         address != nullptr && address != storage.data())
       storage.set_data_ptr_noswap(c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)));
   run_operation(operation, found, [&] {
+    if (const auto made = memory_.run_instead(call.operation)) {
+      put_results(operation, *made, *stack);
+      return;
+    }
     const std::vector<PlannedPlace> places = memory_.places_of(call.operation);
     const PlannedAllocations planned(operation.name, places);
     op.redispatchBoxed(keys, stack);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,10 @@ class StepMemory {
   /// Returns the address of a storage of the operation, between `reach` and `leave`. Returns null
   /// if the plan has no place for the storage.
   virtual std::byte* address_of(int storage) = 0;
+  /// Runs other operations in place of `operation` if the plan has another algorithm for it.
+  /// Returns the tensors that they make for CapturedOperation::makes, or nullopt if the operation
+  /// itself is to run. Call between `reach` and `leave`.
+  virtual std::optional<std::vector<at::Tensor>> run_instead(int operation) = 0;
   /// Returns the places for the operation's allocations, in the order in which it allocates.
   virtual std::vector<PlannedPlace> places_of(int operation) = 0;
 };

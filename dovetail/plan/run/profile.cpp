@@ -93,8 +93,18 @@ void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> ru
       for (const Executor::Run& run : runs)
         seconds[{plan.actions[a].node, plan.actions[a].algorithm}].push_back(
             run.actions[a].end_s - run.actions[a].start_s);
-  for (auto& [what, all] : seconds)
-    graph.nodes[what.first].algorithms[what.second].time_s = median(std::move(all));
+  std::map<int, double> factor;  // per node
+  for (auto& [what, all] : seconds) {
+    double& time_s = graph.nodes[what.first].algorithms[what.second].time_s;
+    const double now_s = median(std::move(all));
+    if (time_s > 0) factor.emplace(what.first, now_s / time_s);
+    time_s = now_s;
+  }
+  for (const auto& [node, by] : factor) {
+    auto& algorithms = graph.nodes[node].algorithms;
+    for (size_t a = 0; a < algorithms.size(); ++a)
+      if (!seconds.contains({node, static_cast<int>(a)})) algorithms[a].time_s *= by;
+  }
 }
 
 void limit_bandwidth(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs) {

@@ -17,7 +17,9 @@ namespace dovetail::plan {
 Plan keep_all(const Graph& graph);
 
 /// Writes measured node times into `graph`, for each algorithm that `plan` runs. `runs` are
-/// steps executed by `plan`. Each time is the median over all runs of the node in them.
+/// steps executed by `plan`. Each time is the median over all runs of the node in them. Times of
+/// the node's other algorithms change by the factor by which the time of its first measured
+/// algorithm changed.
 void set_times(Graph& graph, const Plan& plan, std::span<const Executor::Run> runs);
 
 /// Lowers the bandwidth in `graph` to the rate that copies reached in `runs`, which are steps

@@ -1,5 +1,7 @@
 #include "dovetail/plan/solve/joint.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <exception>
@@ -94,7 +96,8 @@ class JointSearch {
 
   void search() {
     const double started_s = now_seconds();
-    if (is_too_large(graph_, scheduler_)) {
+    report_.too_large = is_too_large(graph_, scheduler_);
+    if (report_.too_large) {
       search_.anneal([&] { return now_seconds() > started_s + milp_.time_limit_s; });
       return;
     }
@@ -156,6 +159,16 @@ class JointSearch {
 };
 
 }  // namespace
+
+std::string bound_in_words(const JointReport& report, double expected_s) {
+  const double gap = std::max(0.0, 1 - report.bound_s / expected_s);
+  const std::string near = fmt::format("within {:.1f} % of ", 100 * gap);
+  if (report.programs > 0)
+    return near +
+           fmt::format("the bound that an integer program of {} columns proves", report.columns);
+  return near + "every operation once at its fastest" +
+         (report.too_large ? "; the step is too large for an integer program" : "");
+}
 
 JointSolution solve_jointly(const Graph& graph, const SolveOptions& options,
                             const MilpOptions& milp) {

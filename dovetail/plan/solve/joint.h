@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "dovetail/plan/solve/milp.h"
 #include "dovetail/plan/solve/solve.h"
 
@@ -10,6 +12,7 @@ struct JointReport {
   /// Number of columns and rows of the first program. 0 if no program was needed, or if the step is
   /// too large for a program.
   int columns = 0, rows = 0;
+  bool too_large = false;  ///< true if the step is too large for a program
   /// Number of programs solved. Each program after the first excludes the decisions of the previous
   /// solutions.
   int programs = 0;
@@ -26,6 +29,9 @@ struct JointReport {
   double gap = 1;
   double seconds = 0;  ///< time to build and solve programs
 };
+/// Returns a line about a plan of `expected_s` seconds: its distance to the bound, and what proves
+/// the bound. Example: "within 2.1 % of the bound that an integer program of 3210 columns proves".
+std::string bound_in_words(const JointReport& report, double expected_s);
 
 /// Plan of `solve_jointly`, and how it was found.
 struct JointSolution {

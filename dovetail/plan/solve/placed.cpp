@@ -115,7 +115,7 @@ class PlacedSearch {
   PlacedSolution run() {
     const bool has_plan = search();
     if (!best_) take_what_is_found_at_once(has_plan);
-    best_->bound_s = bound_s_;
+    best_->report = report_;
     best_->solution.seconds = now_seconds() - started_s_;
     return std::move(*best_);
   }
@@ -146,7 +146,7 @@ class PlacedSearch {
       } catch (const UserError&) {
         return i > 0;
       }
-      if (i == 0) bound_s_ = joint.report.bound_s;
+      if (i == 0) report_ = joint.report;
       next.start = joint.solution.decisions;
       const int64_t excess = take(with_places(graph_, std::move(joint.solution)));
       if (excess == 0 || within.budget_bytes == floor_bytes_) return true;
@@ -181,7 +181,7 @@ class PlacedSearch {
   const SolveOptions& options_;
   const int64_t floor_bytes_;
   const double started_s_;
-  double bound_s_ = minimum_s(graph_);
+  JointReport report_{.bound_s = minimum_s(graph_)};
   std::optional<PlacedSolution> best_;
 };
 
@@ -210,18 +210,19 @@ PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options,
                             const PlanCache& cache) {
   SolveOptions how = options;
   how.fetches_wait = false;
-  double bound_s = minimum_s(graph);
+  JointReport report{.bound_s = minimum_s(graph)};
   const auto fits = [&](const Solution& solution) {
     return with_places(graph, solution).bytes <= graph.budget_bytes;
   };
   Solution found =
       solve_known(cache, graph, how, fits, [&](const Graph& within, const SolveOptions& next) {
         PlacedSolution made = PlacedSearch(within, next).run();
-        bound_s = made.bound_s;
+        report = made.report;
         return std::move(made.solution);
       });
   PlacedSolution out = with_places(graph, std::move(found));
-  out.bound_s = std::min(bound_s, out.solution.schedule.expected_s);
+  out.report = report;
+  out.report.bound_s = std::min(report.bound_s, out.solution.schedule.expected_s);
   DOVETAIL_CHECK(out.bytes <= graph.budget_bytes, "a placed plan of {} bytes", out.bytes);
   return out;
 }

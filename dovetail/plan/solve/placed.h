@@ -15,8 +15,9 @@ namespace dovetail::plan {
 /// Plan and the addresses of everything that it holds on the device.
 struct PlacedSolution {
   Solution solution;
-  /// Lower bound on the expected time (JointReport::bound_s) for the requested budget.
-  double bound_s = 0;
+  /// Report on the search for the requested budget. Without a search (PlanCache), only `bound_s` is
+  /// set: each node once.
+  JointReport report;
   Layout layout;
   /// Memory with addresses: size of the layout plus Graph::base_bytes.
   int64_t bytes = 0;

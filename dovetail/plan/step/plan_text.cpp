@@ -39,9 +39,10 @@ std::string plan_text(const MemoryPlanReport& report, const PlannedStepView& ste
   const PlanOutcome outcome = outcome_of(graph, step.plan, step.timeline);
   std::string text = fmt::format(
       "captured {} operations, {} storages; eager peak {} MiB; floor {} MiB; budget {} MiB\nsolved "
-      "in {:.1f} s\n\n",
+      "in {:.1f} s: {}\n\n",
       graph.nodes.size(), graph.tensors.size(), mib(report.keep_all_bytes), mib(report.floor_bytes),
-      mib(report.budget_bytes), report.solve_s);
+      mib(report.budget_bytes), report.solve_s,
+      bound_in_words(report.search, outcome.expected_s()));
   text += times_and_peaks(report, step, outcome, parts.eager) + "\n";
   if (parts.layers) text += layer_table(outcome, graph) + "\n";
   text += decision_table(outcome, graph);

@@ -16,7 +16,9 @@
 #include "dovetail/ops/simd_level.h"
 #include "dovetail/plan/model/budget.h"
 #include "dovetail/plan/model/packing.h"
+#include "dovetail/plan/record/algorithms.h"
 #include "dovetail/plan/record/packable.h"
+#include "dovetail/plan/record/profile_cache.h"
 #include "dovetail/plan/record/step_graph.h"
 #include "dovetail/plan/run/executor.h"
 #include "dovetail/plan/run/host_updates.h"
@@ -167,17 +169,34 @@ struct PlannedStep::State {
     graph = graph_allowing(options);
   }
 
-  StepGraph graph_allowing(const Options& allowed) const {
+  /// Returns the recorded step's graph with the techniques that are allowed. `timed`: measure
+  /// algorithms of convolutions; a floor needs no times.
+  StepGraph graph_allowing(const Options& allowed, bool timed = true) const {
     StepGraph out = graph_of(*captured);
     if (allowed.compress) allow_same_codes(*captured, out);
     if (allowed.compress_mxfp8) allow_loss(*captured, out);
     if (allowed.offload && allowed.folder.empty()) add_host_updates(*captured, out);
     out.graph.host_bytes = allowed.host_bytes;
+    if (allowed.algorithms && steps >= kRecordedSteps) add_algorithms(out, timed);
     // Rates are assumed until they are measured.
     out.graph.bandwidth = {.to_host = kAssumedBytesPerS, .to_device = kAssumedBytesPerS};
     for (Codec& codec : out.graph.codecs)
       codec.encode_bytes_per_s = codec.decode_bytes_per_s = kAssumedBytesPerS;
     return out;
+  }
+
+  /// Adds algorithms of convolutions whose runs on zeros, beside everything that is there between
+  /// steps, stay within the budget.
+  void add_algorithms(StepGraph& out, bool timed) const {
+    const int64_t budget = parse_budget(options.budget, keep_all_bytes(out.graph));
+    int64_t there = out.graph.base_bytes;
+    for (const GraphTensor& tensor : out.graph.tensors)
+      if (tensor.alias_of < 0 && resident_at_start(tensor.kind)) there += tensor.bytes;
+    ProfileCache cache(options.plans.empty() ? "" : ProfileCache::default_folder());
+    add_convolution_algorithms(*captured, out, cache, budget - there);
+    if (timed) time_on_zeros(*captured, out, cache);
+    cache.save();
+    give_back_freed_memory();
   }
 
   Timeline kept() const {
@@ -202,10 +221,16 @@ struct PlannedStep::State {
       Options more = options;
       more.*allowed = true;
       if (more.folder.empty()) more.folder = "FOLDER";
-      if (floor_of(graph_allowing(more).graph, solve_options(more)).bytes >= floor.bytes) continue;
+      if (floor_of(graph_allowing(more, /*timed=*/false).graph, solve_options(more)).bytes >=
+          floor.bytes)
+        continue;
       out += out.empty() ? "; " : " or ";
+      std::string names;  // a list replaces the default, so it has what is allowed now, too
+      for (const auto& [other, its_allowed] : kTechniques)
+        if (other == name || (options.*its_allowed && its_allowed != &Options::offload))
+          names += fmt::format("{}\"{}\"", names.empty() ? "" : ", ", other);
       out += options.prefix +
-             (allowed == &Options::offload ? "folder" : fmt::format("allow = [\"{}\"]", name));
+             (allowed == &Options::offload ? "folder" : fmt::format("allow = [{}]", names));
     }
     return out.empty() ? out : out + " would lower the floor";
   }
@@ -254,6 +279,7 @@ struct PlannedStep::State {
                           .predicted_s = solution.schedule.expected_s,
                           .keep_all_s = all.makespan_s,
                           .solve_s = solved_s,
+                          .search = placed.report,
                           .bandwidth = graph.graph.bandwidth};
     for (const PackedOutcome& packed : outcome.packed) {
       made.compressed_bytes += packed.bytes;
@@ -287,6 +313,9 @@ nlohmann::ordered_json to_json(const MemoryPlanReport& report) {
           {"predicted_s", report.predicted_s},
           {"keep_all_s", report.keep_all_s},
           {"solve_s", report.solve_s},
+          {"bound_s", report.search.bound_s},
+          {"programs", report.search.programs},
+          {"program_columns", report.search.columns},
           {"process_bytes", report.process_bytes},
           {"to_slow_bytes_per_s", report.bandwidth.to_host},
           {"to_fast_bytes_per_s", report.bandwidth.to_device},
@@ -374,7 +403,7 @@ SolveOptions PlannedStep::solve_options(const Options& options) {
   return {.offload = options.offload,
           .recompute = options.recompute,
           .compress = options.compress || options.compress_mxfp8,
-          .algorithms = options.algorithms,
+          .algorithms = true,  // the graph has only those that Options allow
           .least_bytes = kPagedBytes,
           .time_limit_s = options.solve_s};
 }

@@ -16,6 +16,7 @@
 
 #include "dovetail/plan/record/capture.h"
 #include "dovetail/plan/run/paged_memory.h"
+#include "dovetail/plan/solve/joint.h"
 #include "dovetail/plan/solve/solve.h"
 #include "dovetail/plan/step/memory_record.h"
 
@@ -39,6 +40,7 @@ struct MemoryPlanReport {
   /// Predicted seconds of a step. `predicted_s`: by the plan. `keep_all_s`: with all tensors kept.
   double predicted_s = 0, keep_all_s = 0;
   double solve_s = 0;   ///< seconds that the search for both plans took
+  JointReport search;   ///< the search for the final plan: its bound and its integer programs
   Bandwidth bandwidth;  ///< measured rates of copies to the slow tier and back
   /// Predicted growth of the process above Options::idle_bytes, its size before the model. 0:
   /// unknown.
@@ -82,10 +84,10 @@ class PlannedStep {
     std::optional<int64_t> host_bytes = {};
     /// Resident memory of the process before it made the model; 0: unknown.
     uint64_t idle_bytes = 0;
-    /// Techniques that a plan may use (kTechniques). Only `compress_mxfp8` changes results
-    /// (plan/record/packable.h).
+    /// Techniques that a plan may use (kTechniques). Only `compress_mxfp8` and `algorithms` change
+    /// results (plan/record/packable.h, plan/record/algorithms.h).
     bool offload = true, recompute = true, compress = true, compress_mxfp8 = false,
-         algorithms = true;
+         algorithms = false;
     /// Folder with plans of earlier processes, to reuse them (plan/solve/plan_cache.h). Empty: no
     /// reuse.
     std::filesystem::path plans = {};
@@ -122,7 +124,8 @@ class PlannedStep {
   /// - "compress": keep only microscaling codes of a tensor, if later operations would compute
   ///   exactly these codes from it.
   /// - "compress_mxfp8": keep activations as MXFP8 codes for backward.
-  /// - "algorithms": run an operation by an algorithm that needs less memory.
+  /// - "algorithms": run a convolution by another algorithm, which needs less memory or time and
+  ///   rounds differently.
   static constexpr std::array<std::pair<std::string_view, bool Options::*>, 5> kTechniques = {
       {{"offload", &Options::offload},
        {"recompute", &Options::recompute},

@@ -24,6 +24,18 @@ std::vector<std::string> quantizing_recipes() {
 
 }  // namespace
 
+std::string RunConfig::kind_in_words() const {
+  switch (kind()) {
+    case RunKind::kGpt:
+      return "GPT ([model])";
+    case RunKind::kRecommender:
+      return fmt::format("recommender (recommender.model = \"{}\")", recommender.model);
+    case RunKind::kVision:
+      return fmt::format("vision model (vision.model = \"{}\")", vision.model);
+  }
+  return {};
+}
+
 void check_length(const RunConfig& config, int64_t steps) {
   check_schedule(config.schedule, steps);
   for (const int64_t step : config.log.trace_steps)
@@ -198,6 +210,26 @@ void BalanceSection::describe(Section& s) {
       .range(0, 0.9);
 }
 
+void VisionSection::describe(Section& s) {
+  s.value("model", model,
+          "vgg16 and vgg19: Simonyan and Zisserman 2014. resnet50: He et al. 2015, with the stride "
+          "in the 3 x 3 convolution. unet: Ronneberger et al. 2015, padded, a class for each pixel")
+      .choices({"", "vgg16", "vgg19", "resnet50", "unet"});
+  s.value("classes", classes, "Classes of images or pixels; 0: 2 for unet, 1000 for the others")
+      .range(0, 1e6);
+  s.value("channels", channels, "3: colours. 1: brightness").range(1, 3);
+  s.value("height", height,
+          "Height to which images are scaled. vgg needs at least 32, unet a multiple of 16")
+      .unit("pixels")
+      .range(1, 65536);
+  s.value("width", width, "Width to which images are scaled; limits as for height")
+      .unit("pixels")
+      .range(1, 65536);
+  s.value("base_width", base_width,
+          "Channels of the first convolution. All other widths scale with it")
+      .range(1, 4096);
+}
+
 void OptimizerSection::describe(Section& s) {
   s.value("name", name, "AdamW (Loshchilov and Hutter 2019), with FP32 master weights in BF16 runs")
       .choices({"adamw"});
@@ -258,13 +290,14 @@ void MemorySection::describe(Section& s) {
           "offloaded. With a folder the memory of the first three steps lies in a file there");
   s.value("host_bytes", host_bytes,
           "Maximum bytes of offloaded tensors in memory.folder (20GiB). Empty: no limit");
-  s.value("allow", allow,
-          "Techniques that a plan may use. auto: all that change no result. offload: copy to "
-          "memory.folder. recompute: repeat an operation in backward. compress: keep microscaling "
-          "codes of a tensor if all its later readers quantize it to the same codes. algorithms: "
-          "other algorithms that need less memory; only convolutions have some. None of these "
-          "changes a result of a model here. Only compress_mxfp8 changes results, from the fourth "
-          "step on: activations may wait for backward in MXFP8")
+  s.value(
+       "allow", allow,
+       "Techniques that a plan may use. auto: all that change no result. offload: copy to "
+       "memory.folder. recompute: repeat an operation in backward. compress: keep microscaling "
+       "codes of a tensor if all its later readers quantize it to the same codes. Two techniques "
+       "change results, from the fourth step on. algorithms: convolutions run by algorithms that "
+       "need less memory or time, and round differently. compress_mxfp8: activations may wait "
+       "for backward in MXFP8")
       .choices({kTechniques.begin(), kTechniques.end()});
   s.value("solve_s", solve_s, "Time limit of the search for the fastest plan")
       .unit("s")
@@ -335,6 +368,10 @@ void RunConfig::describe(Section& s) {
             "A model of events in place of a transformer. [rows] names its input");
   s.section("rows", rows, "The table that a recommender learns from");
   s.section("embedding", embedding, "The tables of a recommender's sparse features");
+  s.section("vision", vision,
+            "A convolutional network for images in place of a transformer. [images] names its "
+            "input");
+  s.section("images", images, "The images and targets that a vision model learns from");
   s.section("train", train, "Length, batch and limits of the run");
   s.section("optimizer", optimizer, "Update of the weights");
   s.section("schedule", schedule, "Learning rate over the run");

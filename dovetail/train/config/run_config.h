@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dovetail/base/schema/schema.h"
+#include "dovetail/data/images/images_config.h"
 #include "dovetail/data/rows/row_config.h"
 #include "dovetail/data/text/data_config.h"
 #include "dovetail/models/config.h"
@@ -57,6 +58,17 @@ struct TrainSection {
   /// deviation of the matrix. 0: no noise.
   double init_noise = 0;
   double time_limit_s = 0;  ///< save and exit with code 0 after this time; 0: no limit
+  void describe(Section& s);
+};
+
+/// Section [vision]: a convolutional network for images (models/vision.h), in place of a
+/// transformer.
+struct VisionSection {
+  std::string model;     ///< vgg16 | vgg19 | resnet50 | unet; empty: the run trains no vision model
+  int64_t classes = 0;   ///< classes of images or pixels. 0: 2 for unet, 1000 for the others
+  int64_t channels = 3;  ///< 3: colours; 1: brightness
+  int64_t height = 224, width = 224;  ///< pixels to which images are scaled
+  int64_t base_width = 64;            ///< channels of the first convolution
   void describe(Section& s);
 };
 
@@ -298,15 +310,20 @@ struct EmbeddingSection {
   void describe(Section& s);
 };
 
-/// Config of a run: of a GPT, or of a recommender if recommender.model is set. Each member is the
-/// section of the same name in the config file.
+/// Kind of model that a run trains.
+enum class RunKind { kGpt, kRecommender, kVision };
+
+/// Config of a run. It trains a recommender if recommender.model is set, a vision model if
+/// vision.model is set, else a GPT. Each member is the section of the same name in the config file.
 struct RunConfig {
   RunSection run;
   models::ModelConfig model;              ///< the transformer of a GPT run
   models::RecommenderConfig recommender;  ///< the model of a recommender run, in place of `model`
   data::RowsConfig rows;  ///< training data of a recommender: rows with features and labels
   EmbeddingSection embedding;
-  data::DataConfig data;  ///< training data of a GPT: text
+  data::DataConfig data;      ///< training data of a GPT: text
+  VisionSection vision;       ///< the model of a vision run, in place of `model`
+  data::ImagesConfig images;  ///< training data of a vision model
   TrainSection train;
   OptimizerSection optimizer;
   ScheduleSection schedule;
@@ -319,11 +336,20 @@ struct RunConfig {
   ParallelSection parallel;
   BalanceSection balance;
   void describe(Section& s);
-  /// Returns true for a recommender run.
-  bool recommends() const { return !recommender.model.empty(); }
-  /// Returns the unit in which progress and losses are counted: "token" (GPT) or "sample"
-  /// (recommender).
-  const char* unit() const { return recommends() ? "sample" : "token"; }
+  RunKind kind() const {
+    return !recommender.model.empty() ? RunKind::kRecommender
+           : !vision.model.empty()    ? RunKind::kVision
+                                      : RunKind::kGpt;
+  }
+  /// Returns the unit in which progress is counted: "token" (GPT) or "sample".
+  const char* unit() const { return kind() == RunKind::kGpt ? "token" : "sample"; }
+  /// Returns the unit of losses: "token", "sample", or "pixel" for a vision model that learns
+  /// masks.
+  const char* loss_unit() const { return learns_masks() ? "pixel" : unit(); }
+  /// Returns true if targets have a class for each pixel.
+  bool learns_masks() const { return vision.model == "unet"; }
+  /// Returns what the run trains, for messages: `recommender (recommender.model = "dlrm")`.
+  std::string kind_in_words() const;
   /// Returns run.folder, or runs/<run.name> if it is empty.
   std::filesystem::path folder() const {
     return run.folder.empty() ? "runs/" + run.name : run.folder;

@@ -23,13 +23,11 @@
 namespace dovetail::train {
 namespace {
 
-constexpr std::string_view kModelPrefix = "model.";
-
 void load_parameters(models::GPT& model, const io::Snapshot& snapshot,
                      const std::filesystem::path& checkpoint) {
   const torch::NoGradGuard no_grad;
   for (auto& item : model.named_parameters()) {
-    const auto found = snapshot.tensors.find(std::string(kModelPrefix) + item.key());
+    const auto found = snapshot.tensors.find(kModelPrefix + item.key());
     user_check(found != snapshot.tensors.end(),
                "{}: tensor {}{} is missing, which the stored config asks for", checkpoint.string(),
                kModelPrefix, item.key());
@@ -90,9 +88,9 @@ int64_t micro_batch_of(const StoredRun& stored) {
 }  // namespace
 
 LoadedModel load_model(const StoredRun& stored, const std::string& precision) {
-  if (stored.config.recommends())
-    throw UserError(fmt::format("{} belongs to a recommender ({}), not to a GPT",
-                                stored.checkpoint.string(), stored.config.recommender.model),
+  if (stored.config.kind() != RunKind::kGpt)
+    throw UserError(fmt::format("{} belongs to a {}, not to a GPT", stored.checkpoint.string(),
+                                stored.config.kind_in_words()),
                     "`dovetail eval` measures it, `dovetail export` writes it for PyTorch");
   LoadedModel loaded{.model = nullptr,
                      .tokenizer = tokenizer_from_state(stored.snapshot.state["tokenizer"]),
@@ -113,7 +111,7 @@ io::Snapshot initial_snapshot(models::GPT& model, const data::Tokenizer& tokeniz
                               const RunConfig& config) {
   io::Snapshot snapshot;
   for (const auto& item : model.named_parameters()) {
-    snapshot.tensors[std::string(kModelPrefix) + item.key()] = item.value().detach().to(at::kFloat);
+    snapshot.tensors[kModelPrefix + item.key()] = item.value().detach().to(at::kFloat);
   }
   RunConfig stored = config;
   snapshot.state["config"] = config_to_json([&](Section& s) { stored.describe(s); });

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/collective.h"
 #include "dovetail/train/optimizer/gradient_clipping.h"
@@ -58,19 +57,13 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop,
 void TrainStep::work(const at::Tensor& tokens) {
   const auto [losses, squares] = make_gradients_by_graph(tokens);
   const TraceSpan span("update");
-  Operands of{.reads = squares, .changes = {outcome_marker_}};
-  of.reads.push_back(losses.sum);
-  of.reads.push_back(losses.router);
-  operation("dovetail::judge", std::move(of), [this](const Operands& given) {
-    const UnrecordedAllocations of_the_group;
-    const std::vector<at::Tensor> reads = read_together(given.reads);
-    const double squares = sum_of_pieces(std::span(reads).first(reads.size() - 2));
-    const at::Tensor &loss = reads[reads.size() - 2], &router = reads.back();
-    now_.outcome = agree_on_outcome(
-        loss.item<double>(), router.defined() ? std::optional(router.item<double>()) : std::nullopt,
-        squares);
-    return std::vector<at::Tensor>();
-  });
+  judge(outcome_marker_, squares, {losses.sum, losses.router},
+        [this](double squares, std::span<const at::Tensor> found) {
+          const at::Tensor &loss = found[0], &router = found[1];
+          now_.outcome = agree_on_outcome(
+              loss.item<double>(),
+              router.defined() ? std::optional(router.item<double>()) : std::nullopt, squares);
+        });
   optimizer_.update(reducer_);
 }
 

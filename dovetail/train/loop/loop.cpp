@@ -83,11 +83,11 @@ bool TrainingLoop::take_step(StepTimings& timings) {
                             .lr = lr,
                             .grad_norm = outcome.grad_norm,
                             .tokens = state_.tokens,
-                            .samples = config().recommends(),
+                            .samples = config().kind() != RunKind::kGpt,
                             .skipped = outcome.skipped};
   timings.step = number;
   timings.step_ms = 1e3 * step_s;
-  timings.samples = config().recommends();
+  timings.samples = config().kind() != RunKind::kGpt;
   timings.tokens_per_s = static_cast<double>(outcome.tokens) / step_s;
   timings.memory_bytes = run_.device.is_cuda() ? gpu_allocated_bytes() : resident_bytes();
   const double peak_flops = run_.precision.peak_flops * group_->size();

@@ -21,7 +21,7 @@ namespace dovetail::train {
 
 /// Loop over the training steps of one run. It handles signals, the time limit, logs, non-finite
 /// steps, evaluation and checkpoints. Subclasses train one kind of model (GptTraining,
-/// RecommenderTraining).
+/// RecommenderTraining, VisionTraining).
 class TrainingLoop {
  public:
   virtual ~TrainingLoop() = default;

@@ -76,6 +76,14 @@ bool decides_which_rows(std::string_view key) {
          !starts_with_any(key, {"rows.files", "rows.threads", "rows.cache_bytes"});
 }
 
+/// Returns true for all keys of [images] except locations, the validation data and threads.
+bool decides_how_images_are_seen(std::string_view key) {
+  return key.starts_with("images.") &&
+         !starts_with_any(key, {"images.train", "images.targets", "images.validation_targets",
+                                "images.threads"}) &&
+         key != "images.validation";
+}
+
 bool is_a_number_of_an_override(std::string_view key) {
   constexpr std::string_view kNumbers[] = {".lr", ".momentum", ".eps", ".weight_decay"};
   return key.starts_with("embedding.override.") &&
@@ -91,7 +99,8 @@ bool decides_what_is_trained(std::string_view key) {
          key == "run.seed" || key == "train.batch" || key == "train.init_noise" ||
          starts_with_any(key, {"precision.override.", "precision.recipes.", "embedding.optimizer",
                                "embedding.pooling"}) ||
-         (key.starts_with("recommender.") && key != "recommender.grain") || decides_which_rows(key);
+         (key.starts_with("recommender.") && key != "recommender.grain") ||
+         decides_which_rows(key) || key.starts_with("vision.") || decides_how_images_are_seen(key);
 }
 
 /// Returns true for keys that decide the order in which prepared text is read. The preparation
@@ -109,7 +118,8 @@ bool changes_the_rest(std::string_view key) {
          is_a_number_of_an_override(key) || std::ranges::find(kOfRows, key) != std::end(kOfRows) ||
          key == "recommender.grain" || key == "model.moe.load_scope" || key == "train.steps" ||
          key == "train.clip" || key == "train.micro_batch" ||
-         key == "train.checkpoint_activations" || key.starts_with("rows.files");
+         key == "train.checkpoint_activations" || key.starts_with("rows.files") ||
+         key.starts_with("images.train") || key.starts_with("images.targets");
 }
 
 }  // namespace
@@ -187,8 +197,9 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
                     d.now.empty() ? "absent" : d.now);
     const bool changes_data = mixes_the_data(d.key) || (!same_text && d.key.starts_with("data."));
     // Before the first step (imported weights), only the model and its weights are fixed.
-    if (step == 0 ? starts_with_any(d.key, {"model.", "recommender.", "train.init_noise"})
-                  : decides_what_is_trained(d.key) || changes_data)
+    if (step == 0
+            ? starts_with_any(d.key, {"model.", "recommender.", "vision.", "train.init_noise"})
+            : decides_what_is_trained(d.key) || changes_data)
       refused.push_back(text);
     if (step > 0 && finished && d.key.starts_with("rows.files"))
       refused.push_back(text);

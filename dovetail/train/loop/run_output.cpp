@@ -102,6 +102,11 @@ void RunOutput::write(const StepMetrics& metrics, const StepTimings& timings) {
         {rate_name, timings.tokens_per_s}};
     if (metrics.validation) values.emplace_back("loss/validation", metrics.validation->loss);
     if (metrics.validation) add_rankings(metrics.validation->tasks, named);
+    if (metrics.validation && metrics.validation->images) {
+      const ImageScores& images = *metrics.validation->images;
+      named.emplace_back("images/accuracy", images.accuracy);
+      if (images.mean_iou) named.emplace_back("images/mean_iou", *images.mean_iou);
+    }
     values.insert(values.end(), named.begin(), named.end());
     if (metrics.auxiliary_loss) values.emplace_back("loss/auxiliary", *metrics.auxiliary_loss);
     if (metrics.router_loss) values.emplace_back("loss/router", *metrics.router_loss);

@@ -1,6 +1,7 @@
 #include "dovetail/train/loop/step_outcome.h"
 
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "dovetail/base/operation.h"
@@ -29,6 +30,22 @@ void prepare_update(StepOutcome& outcome, const UpdateNumbers& numbers, Optimize
   optimizer.set_update(Optimizer::Numbers{
       .lr = numbers.lr,
       .grad_scale = clip_factor(outcome.grad_norm, numbers.max_norm) / numbers.weight});
+}
+
+void judge(const at::Tensor& marker, std::vector<at::Tensor> squares,
+           const std::vector<at::Tensor>& losses,
+           std::function<void(double squares, std::span<const at::Tensor> losses)> decide) {
+  const size_t count = squares.size();
+  Operands of{.reads = std::move(squares), .changes = {marker}};
+  of.reads.insert(of.reads.end(), losses.begin(), losses.end());
+  operation("dovetail::judge", std::move(of),
+            [count, decide = std::move(decide)](const Operands& given) {
+              const UnrecordedAllocations of_the_group;
+              const std::vector<at::Tensor> reads = read_together(given.reads);
+              const std::span all(reads);
+              decide(sum_of_pieces(all.first(count)), all.subspan(count));
+              return std::vector<at::Tensor>();
+            });
 }
 
 }  // namespace dovetail::train

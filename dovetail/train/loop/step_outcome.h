@@ -1,7 +1,12 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "dovetail/train/optimizer/optimizer.h"
 
@@ -60,5 +65,15 @@ struct UpdateNumbers {
 /// the optimizer's learning rate and gradient scale (with clipping). Otherwise sets
 /// `outcome.skipped`, and the next update changes nothing.
 void prepare_update(StepOutcome& outcome, const UpdateNumbers& numbers, Optimizer& optimizer);
+
+/// Runs `decide` as an operation of the step (base/operation.h), so that a recorded step repeats
+/// it. `squares` is a result of squares_of; `decide` gets the sum of all its values. `losses` are
+/// float64 scalars, which `decide` gets on the CPU; undefined ones stay undefined.
+///
+/// `decide` may change state of the step. A recording sees only changes of tensors, so `marker`, a
+/// tensor of shape (1), stands for that state.
+void judge(const at::Tensor& marker, std::vector<at::Tensor> squares,
+           const std::vector<at::Tensor>& losses,
+           std::function<void(double squares, std::span<const at::Tensor> losses)> decide);
 
 }  // namespace dovetail::train

@@ -24,8 +24,7 @@ void check_planned(const RunConfig& config) {
     if (there)
       throw UserError(fmt::format("memory.budget does not work with {}: {}", what, why), help);
   };
-  refuse(config.recommends() && config.rows.by_day(),
-         fmt::format("rows.day = \"{}\"", config.rows.day),
+  refuse(config.rows.by_day(), fmt::format("rows.day = \"{}\"", config.rows.day),
          "the last step of a day has fewer rows than the others", "leave one of the two out");
   if (moe.experts == 0) return;
   refuse(moe.router == "expert_choice", "model.moe.router = \"expert_choice\"",
@@ -110,7 +109,8 @@ plan::PlannedStep::Options planned_step_options(const MemorySection& memory) {
   const bool all = allows(memory, MemorySection::kAuto);
   for (const auto& [name, allowed] : plan::PlannedStep::kTechniques)
     out.*allowed =
-        allows(memory, name) || (all && allowed != &plan::PlannedStep::Options::compress_mxfp8);
+        allows(memory, name) || (all && allowed != &plan::PlannedStep::Options::compress_mxfp8 &&
+                                 allowed != &plan::PlannedStep::Options::algorithms);
   out.offload = out.offload && !memory.folder.empty();
   return out;
 }

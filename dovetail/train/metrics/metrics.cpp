@@ -91,6 +91,10 @@ Validation validation_from_json(const nlohmann::json& line) {
   }
   validation.tokens = line.at("validation_samples").get<int64_t>();
   validation.day = line.value("day", "");
+  if (line.contains("accuracy")) {
+    validation.images.emplace().accuracy = number_or_nan(line, "accuracy");
+    if (line.contains("mean_iou")) validation.images->mean_iou = number_or_nan(line, "mean_iou");
+  }
   if (line.contains("auc")) validation.tasks.push_back(ranking_from_json("", line));
   if (line.contains("tasks"))
     for (const auto& [name, task] : line.at("tasks").items())
@@ -115,6 +119,10 @@ nlohmann::ordered_json to_json(const StepMetrics& metrics) {
       if (!metrics.validation->day.empty()) line["day"] = metrics.validation->day;
       line["validation_samples"] = metrics.validation->tokens;
       put_tasks(line, tasks);
+    } else if (const auto& images = metrics.validation->images) {
+      line["validation_samples"] = metrics.validation->tokens;
+      line["accuracy"] = images->accuracy;
+      if (images->mean_iou) line["mean_iou"] = finite_or_null(*images->mean_iou);
     } else {
       line["validation_nats_per_byte"] = finite_or_null(metrics.validation->nats_per_byte);
       line["validation_tokens"] = metrics.validation->tokens;

@@ -14,7 +14,7 @@ namespace dovetail::train {
 /// number of ranks.
 struct StepMetrics {
   int64_t step = 0;  ///< steps done, counted from 1
-  /// Training loss in nats per token, or per sample of a recommender: mean over the batch of all
+  /// Training loss in nats per token, per sample, or per pixel of masks: mean over the batch of all
   /// ranks.
   double loss = 0;
   /// Sum of the losses of all routers of experts (moe/router.h), each times its coefficient: mean
@@ -26,7 +26,7 @@ struct StepMetrics {
   double lr = 0;         ///< learning rate of the step
   double grad_norm = 0;  ///< norm of the mean gradient, before clipping
   int64_t tokens = 0;    ///< tokens or samples that the run has trained on so far, all ranks
-  bool samples = false;  ///< true for a recommender: `tokens` counts samples
+  bool samples = false;  ///< false for a GPT; true: `tokens` counts samples
   bool skipped = false;  ///< true if loss or gradient was not finite: weights were not updated
   std::optional<Validation> validation;  ///< only if a validation ran at this step
 };
@@ -44,7 +44,7 @@ struct StepTimings {
   /// written only if it is not 0.
   double evaluation_ms = 0, checkpoint_ms = 0;
   double tokens_per_s = 0;  ///< tokens or samples per second, sum of all ranks
-  bool samples = false;     ///< true for a recommender: `tokens_per_s` counts samples
+  bool samples = false;     ///< false for a GPT; true: `tokens_per_s` counts samples
   /// Fraction of the measured peak FLOP/s of matrix products that the step reaches, 0 to 1. It
   /// counts the FLOPs that the model needs. Not written if 0.
   double utilization = 0;

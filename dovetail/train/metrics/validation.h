@@ -19,13 +19,21 @@ struct TaskRanking {
   std::optional<double> gauc;  ///< result of grouped_auc; only if rows have groups (rows.group)
 };
 
+/// Quality of a vision model's classes.
+struct ImageScores {
+  double accuracy = 0;             ///< share of images, or of pixels, with the right class
+  std::optional<double> mean_iou;  ///< mean intersection over union; only for masks
+};
+
 /// Result of measuring a model on the validation split.
 struct Validation {
-  double loss = 0;  ///< nats per token (exp(loss) is the perplexity), or per sample
+  /// Nats per token (exp(loss) is the perplexity), per sample, or per pixel of masks.
+  double loss = 0;
   /// For text: loss * (tokens of the split) / (bytes of the split).
   double nats_per_byte = 0;
-  int64_t tokens = 0;              ///< number of tokens or samples that were measured
-  std::vector<TaskRanking> tasks;  ///< one for each task of a recommender; empty for a GPT
+  int64_t tokens = 0;                 ///< number of tokens or samples that were measured
+  std::vector<TaskRanking> tasks;     ///< one for each task of a recommender; else empty
+  std::optional<ImageScores> images;  ///< only for a vision model
   /// Day (rows.day) whose rows were measured, just before training on them. Empty if rows have no
   /// days.
   std::string day;

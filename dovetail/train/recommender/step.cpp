@@ -92,20 +92,13 @@ void RecommenderStep::work(const std::vector<at::Tensor>& inputs) {
   const TraceSpan span("update");
   std::vector<at::Tensor> gradients;
   for (size_t i = 0; i < reducer_.size(); ++i) gradients.push_back(reducer_.gradient(i));
-  Operands of{.reads = squares_of(gradients), .changes = {outcome_marker_}};
-  of.reads.push_back(losses.sum);
-  of.reads.push_back(losses.auxiliary);
-  operation("dovetail::judge", std::move(of), [this](const Operands& given) {
-    const UnrecordedAllocations of_the_group;
-    const auto value = [](const at::Tensor& sum) {
-      return sum.defined() ? sum.item<double>() : 0.0;
-    };
-    const std::vector<at::Tensor> reads = read_together(given.reads);
-    const std::span squares = std::span(reads).first(reads.size() - 2);
-    now_.outcome =
-        agree_on_outcome(value(reads[squares.size()]), value(reads.back()), sum_of_pieces(squares));
-    return std::vector<at::Tensor>();
-  });
+  judge(outcome_marker_, squares_of(gradients), {losses.sum, losses.auxiliary},
+        [this](double squares, std::span<const at::Tensor> found) {
+          const auto value = [](const at::Tensor& sum) {
+            return sum.defined() ? sum.item<double>() : 0.0;
+          };
+          now_.outcome = agree_on_outcome(value(found[0]), value(found[1]), squares);
+        });
   optimizer_.update(reducer_);
 }
 

@@ -154,10 +154,13 @@ Json make_charts(const RunFiles& run) {
   const auto& timings = run.timings;
   Json charts = Json::array();
   const std::string unit = run.config.unit();
-  add_chart(charts, fmt::format("Loss (nats per {})", unit), "number", "linear",
+  add_chart(charts, fmt::format("Loss (nats per {})", run.config.loss_unit()), "number", "linear",
             {make_series("training", "noisy", metrics, "loss", axes),
              make_series("validation", "points", metrics, "validation_loss", axes)});
   add_rankings(charts, run, axes);
+  add_chart(charts, "Accuracy (validation)", "number", "linear",
+            {make_series("accuracy", "points", metrics, "accuracy", axes),
+             make_series("mean intersection over union", "points", metrics, "mean_iou", axes)});
   add_chart(charts, fmt::format("Auxiliary loss (nats per {})", unit), "number", "linear",
             {make_series("training", "noisy", metrics, "auxiliary_loss", axes)});
   add_chart(charts, "Learning rate", "small", "linear",

@@ -17,6 +17,7 @@
 #include "dovetail/base/median.h"
 #include "dovetail/train/report/run_files.h"
 #include "dovetail/train/report/run_page.h"
+#include "dovetail/train/run/progress.h"
 
 namespace dovetail::train {
 namespace {
@@ -46,6 +47,7 @@ struct DayMeans {
 struct Figures {
   int64_t step = 0, steps = 0, skipped = 0;
   double loss = kNaN, validation_loss = kNaN, validation_per_byte = kNaN, tokens = kNaN;
+  double accuracy = kNaN, mean_iou = kNaN;  ///< scores of a vision model
   /// By task of a recommender. A single task has no name.
   std::vector<std::pair<std::string, double>> auc;
   /// Validation losses that were measured on the same tokens.
@@ -85,6 +87,8 @@ Figures read_figures(const RunFiles& run) {
     f.validation_loss = validation;
     f.validation_per_byte = number_of(line, "validation_nats_per_byte");
     f.auc = auc_of_tasks(line);
+    f.accuracy = number_of(line, "accuracy");
+    f.mean_iou = number_of(line, "mean_iou");
     // Losses compare only on the same tokens. The last evaluation usually reads more tokens than
     // the ones before.
     const double tokens = number_of(
@@ -110,7 +114,8 @@ Figures read_figures(const RunFiles& run) {
   return f;
 }
 
-std::string verdict(const Figures& f, const char* unit) {
+std::string verdict(const Figures& f, const RunConfig& config) {
+  const char* unit = config.loss_unit();
   if (f.step == 0) return "No step has been taken yet.";
   std::string text =
       f.step >= f.steps
@@ -120,8 +125,11 @@ std::string verdict(const Figures& f, const char* unit) {
     text += ":";
     for (const auto& [task, auc] : f.auc)
       text += fmt::format(" AUC {:.4f}{},", auc, task.empty() ? "" : " of " + task);
+    if (std::isfinite(f.accuracy)) text += fmt::format(" accuracy {:.1f} %,", 100 * f.accuracy);
     text += fmt::format(" {:.4g} nats per {} on held-out {}", f.validation_loss, unit,
-                        std::string_view(unit) == "token" ? "text" : "rows");
+                        config.kind() == RunKind::kGpt           ? "text"
+                        : config.kind() == RunKind::kRecommender ? "rows"
+                                                                 : "images");
     if (std::isfinite(f.validation_per_byte))
       text += fmt::format(", {:.4g} per byte", f.validation_per_byte);
     // A rise of half a percent is no trend.
@@ -136,14 +144,6 @@ std::string verdict(const Figures& f, const char* unit) {
     text += fmt::format("; {} step{} skipped as not finite", f.skipped,
                         f.skipped == 1 ? " was" : "s were");
   return text + ".";
-}
-
-/// Formats FLOPs as "5.3 MFLOP". Unlike counts of parameters, they have SI prefixes.
-std::string format_flops(double flops) {
-  for (const auto& [unit, prefix] : {std::pair{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}}) {
-    if (flops >= unit) return fmt::format("{:.3g} {}FLOP", flops / unit, prefix);
-  }
-  return fmt::format("{:.0f} FLOP", flops);
 }
 
 /// Returns the median of a column of numbers. Throughput has outliers while other programs run.
@@ -163,8 +163,12 @@ Json make_tiles(const RunFiles& run, const Figures& f) {
     if (std::isfinite(value)) tiles.push_back({{"label", label}, {"value", text}, {"note", note}});
   };
   add(f.validation_loss, "validation loss", fmt::format("{:.4f}", f.validation_loss),
-      run.config.recommends() ? "nats per sample"
-                              : fmt::format("perplexity {:.4g}", std::exp(f.validation_loss)));
+      run.config.kind() == RunKind::kGpt
+          ? fmt::format("perplexity {:.4g}", std::exp(f.validation_loss))
+          : fmt::format("nats per {}", run.config.loss_unit()));
+  add(f.accuracy, "accuracy", fmt::format("{:.1f} %", 100 * f.accuracy),
+      fmt::format("of held-out {}", run.config.learns_masks() ? "pixels" : "images"));
+  add(f.mean_iou, "mean IoU", fmt::format("{:.4f}", f.mean_iou), "of held-out masks");
   for (const auto& [task, auc] : f.auc)
     add(auc, task.empty() ? "AUC" : ("AUC, " + task).c_str(), fmt::format("{:.4f}", auc),
         "of held-out rows");
@@ -348,24 +352,25 @@ Json skipped_steps(const RunFiles& run) {
 Json page_data(const RunFiles& run) {
   const Figures figures = read_figures(run);
   const Json cpu = value_at(run.machine, {"machine", "cpu"});
-  return {
-      {"name", run.config.run.name},
-      {"model", run.config.recommends() ? run.config.recommender.model : run.config.model.preset},
-      {"where", cpu.is_string() ? cpu.get<std::string>() : ""},
-      {"finished", figures.finished},
-      {"unit", run.config.unit()},
-      {"verdict", verdict(figures, run.config.unit())},
-      {"tiles", make_tiles(run, figures)},
-      {"charts", make_charts(run)},
-      {"skipped_steps", skipped_steps(run)},
-      {"samples", run.samples.is_array() ? run.samples : Json::array()},
-      {"quantization", make_quantization(run)},
-      {"experts", make_experts(run)},
-      {"memory", make_memory(run)},
-      {"decisions", make_decisions(run)},
-      {"machine", make_machine(run)},
-      {"commands", make_commands(run)},
-      {"config", run.config_text}};
+  return {{"name", run.config.run.name},
+          {"model", run.config.kind() == RunKind::kRecommender ? run.config.recommender.model
+                    : run.config.kind() == RunKind::kVision    ? run.config.vision.model
+                                                               : run.config.model.preset},
+          {"where", cpu.is_string() ? cpu.get<std::string>() : ""},
+          {"finished", figures.finished},
+          {"unit", run.config.unit()},
+          {"verdict", verdict(figures, run.config)},
+          {"tiles", make_tiles(run, figures)},
+          {"charts", make_charts(run)},
+          {"skipped_steps", skipped_steps(run)},
+          {"samples", run.samples.is_array() ? run.samples : Json::array()},
+          {"quantization", make_quantization(run)},
+          {"experts", make_experts(run)},
+          {"memory", make_memory(run)},
+          {"decisions", make_decisions(run)},
+          {"machine", make_machine(run)},
+          {"commands", make_commands(run)},
+          {"config", run.config_text}};
 }
 
 }  // namespace

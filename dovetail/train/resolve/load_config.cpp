@@ -54,12 +54,18 @@ void check_shard(const RunConfig& config) {
 
 void check_run_config(const RunConfig& config) {
   check_sections(config);
-  if (config.recommends()) {
-    config.rows.check();
-    check(config.recommender, recommender_inputs(config));
-    check_embedding(config);
-  } else {
-    config.data.check();
+  switch (config.kind()) {
+    case RunKind::kGpt:
+      config.data.check();
+      break;
+    case RunKind::kRecommender:
+      config.rows.check();
+      check(config.recommender, recommender_inputs(config));
+      check_embedding(config);
+      break;
+    case RunKind::kVision:
+      config.images.check();
+      break;
   }
   check_steps(config);
   check_precision(config.precision);
@@ -67,9 +73,10 @@ void check_run_config(const RunConfig& config) {
   user_check(config.train.micro_batch <= config.train.batch,
              "train.micro_batch = {} is larger than train.batch = {}", config.train.micro_batch,
              config.train.batch);
-  user_check(config.train.micro_batch != TrainSection::kAuto || config.recommends(),
-             "train.micro_batch = \"auto\" is for recommenders; give the samples that fit into "
-             "memory at once. 0: all samples of the rank");
+  user_check(
+      config.train.micro_batch != TrainSection::kAuto || config.kind() == RunKind::kRecommender,
+      "train.micro_batch = \"auto\" is for recommenders; give the samples that fit into "
+      "memory at once. 0: all samples of the rank");
   user_check(config.optimizer.betas.size() == 2,
              "optimizer.betas has {} entries, but AdamW has two: [beta1, beta2]",
              config.optimizer.betas.size());

@@ -50,7 +50,10 @@ UserError out_of_memory(const ResolvedRun& run, const GpuMemory& now) {
   std::string message =
       fmt::format("the memory of {} is full: {} in all, {} used by this run", run.device.str(),
                   bytes_text(now.total_bytes), bytes_text(ours_bytes));
-  if (run.config.recommends()) return UserError(message, "lower train.batch");
+  if (run.config.kind() != RunKind::kGpt)
+    return UserError(message, run.config.kind() == RunKind::kRecommender
+                                  ? "lower train.batch"
+                                  : "lower train.micro_batch or train.batch");
   const models::MemoryEstimate& memory = run.memory;
   const std::pair<const char*, int64_t> parts[] = {{"weights", memory.weights},
                                                    {"gradients", memory.gradients},

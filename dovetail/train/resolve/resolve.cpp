@@ -22,6 +22,7 @@
 #include "dovetail/train/ranks/batch_shares.h"
 #include "dovetail/train/ranks/expert_parallel.h"
 #include "dovetail/train/resolve/resolve_recommender.h"
+#include "dovetail/train/resolve/resolve_vision.h"
 #include "dovetail/train/resolve/unread_keys.h"
 #include "dovetail/train/run/progress.h"
 
@@ -33,7 +34,7 @@ at::Device resolve_device(const RunConfig& config, comm::Group& group) {
   const std::string& device = config.run.device;
   if (device == "cpu") return at::kCPU;
   const bool routes = config.model.moe.experts > 0;
-  if (routes || config.recommends()) {
+  if (routes || config.kind() == RunKind::kRecommender) {
     if (device == "auto") return at::kCPU;
     throw UserError(
         routes ? "model.moe: tokens are routed to experts on the CPU only, but run.device is a GPU"
@@ -184,8 +185,9 @@ ResolvedRun place_run(const RunConfig& config, comm::Group& group) {
 
 ResolvedRun resolve_run(const RunConfig& config, comm::Group& group, const TrainOptions& options) {
   ResolvedRun run = place_run(config, group);
-  if (config.recommends()) {
-    check_recommender(run);
+  if (config.kind() != RunKind::kGpt) {
+    config.kind() == RunKind::kRecommender ? check_recommender(run)
+                                           : check_vision(run, group.size());
     return run;
   }
   if (config.precision.gemm == "native") check_native(mx::native_device(run.device));
@@ -225,7 +227,8 @@ void check_memory_plan(const ResolvedRun& run, const models::GPT& model) {
 
 void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
                                 const std::optional<std::string>& kept_precision) {
-  if (run.config.recommends()) return resolve_recommender_size(run, group);
+  if (run.config.kind() == RunKind::kRecommender) return resolve_recommender_size(run, group);
+  if (run.config.kind() == RunKind::kVision) return resolve_vision_size(run, group);
   run.precision = resolve_precision(run.config.precision.recipe, kept_precision, run.device, group);
   // Built on the meta device. Mistakes in the recipes of layers show before any memory is taken.
   models::GPT sizes_only(run.config.model, c10::kMeta);
@@ -285,8 +288,9 @@ int64_t maximum_memory(const ResolvedRun& run) {
 std::string summary_line(const ResolvedRun& run) {
   const models::ModelConfig& model = run.config.model;
   std::string line =
-      run.config.recommends()
-          ? recommender_summary(run)
+      run.config.kind() == RunKind::kRecommender ? recommender_summary(run)
+      : run.config.kind() == RunKind::kVision
+          ? vision_summary(run)
           : fmt::format(
                 "gpt {} parameters{} · {} {} · context {} · {}",
                 format_count(static_cast<double>(run.size.parameters)),
@@ -300,8 +304,8 @@ std::string summary_line(const ResolvedRun& run) {
   const auto of_machine = [&](int64_t bytes) {
     return format_bytes(static_cast<double>(bytes) * run.local_ranks);
   };
-  line += fmt::format(" · {}FLOP/{} · needs {} more of {} available",
-                      format_count(run.size.flops_per_token), run.config.unit(),
+  line += fmt::format(" · {}/{} · needs {} more of {} available",
+                      format_flops(run.size.flops_per_token), run.config.unit(),
                       of_machine(run.memory.total()),
                       format_bytes(static_cast<double>(run.available_bytes)));
   if (maximum_memory(run) > run.memory.total())

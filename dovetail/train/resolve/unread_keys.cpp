@@ -4,8 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string_view>
 #include <vector>
 
@@ -16,22 +16,42 @@
 namespace dovetail::train {
 namespace {
 
-/// Keys that only runs of a GPT read, and keys that only runs of a recommender read.
-constexpr std::string_view kOfGpt[] = {"/model/",
-                                       "/data/",
-                                       "/precision/",
-                                       "/parallel/",
-                                       "/run/cuda_graph",
-                                       "/run/attention",
-                                       "/train/checkpoint_activations",
-                                       "/train/init_noise",
-                                       "/eval/max_tokens",
-                                       "/log/quantization_every",
-                                       "/log/experts_every",
-                                       "/log/sample_"};
-constexpr std::string_view kOfRecommender[] = {"/recommender/",     "/rows/",
-                                               "/embedding/",       "/eval/max_rows",
-                                               "/log/tables_every", "/checkpoint/full_every"};
+/// Keys with this beginning are read only by runs of some kinds.
+struct KindsOfKey {
+  std::string_view prefix;
+  std::initializer_list<RunKind> kinds;
+};
+constexpr std::initializer_list<RunKind> kGpt = {RunKind::kGpt},
+                                         kRecommender = {RunKind::kRecommender},
+                                         kVision = {RunKind::kVision};
+constexpr std::initializer_list<RunKind> kSamples = {RunKind::kRecommender, RunKind::kVision};
+constexpr KindsOfKey kKindsOfKeys[] = {{"/model/", kGpt},
+                                       {"/data/", kGpt},
+                                       {"/precision/", kGpt},
+                                       {"/parallel/", kGpt},
+                                       {"/run/cuda_graph", kGpt},
+                                       {"/run/attention", kGpt},
+                                       {"/train/checkpoint_activations", kGpt},
+                                       {"/train/init_noise", kGpt},
+                                       {"/eval/max_tokens", kGpt},
+                                       {"/log/quantization_every", kGpt},
+                                       {"/log/experts_every", kGpt},
+                                       {"/log/sample_", kGpt},
+                                       {"/recommender/", kRecommender},
+                                       {"/rows/", kRecommender},
+                                       {"/embedding/", kRecommender},
+                                       {"/log/tables_every", kRecommender},
+                                       {"/checkpoint/full_every", kRecommender},
+                                       {"/vision/", kVision},
+                                       {"/images/", kVision},
+                                       {"/eval/max_rows", kSamples}};
+
+bool reads(RunKind kind, std::string_view key) {
+  return std::ranges::none_of(kKindsOfKeys, [&](const KindsOfKey& entry) {
+    return key.starts_with(entry.prefix) &&
+           std::ranges::find(entry.kinds, kind) == entry.kinds.end();
+  });
+}
 
 void check_unread(bool given, std::string_view key, const std::string& beside) {
   user_check(!given, "{} does nothing with {}; leave it out", key, beside);
@@ -54,16 +74,20 @@ void check_logs(const RunConfig& config) {
 /// Checks the keys of evaluations during training, which limit the number of tokens or rows.
 void check_evaluations(const RunConfig& config) {
   const EvalSection none, &eval = config.eval;
-  const bool by_day = config.recommends() && config.rows.by_day();
+  const RunKind kind = config.kind();
+  const bool by_day = kind == RunKind::kRecommender && config.rows.by_day();
   const std::string at_the_end = "eval.every_steps = 0: the evaluation at the end reads all";
   check_unread(eval.every_steps == 0 && eval.max_tokens != none.max_tokens, "eval.max_tokens",
                at_the_end);
   check_unread(eval.every_steps == 0 && !by_day && eval.max_rows != none.max_rows, "eval.max_rows",
                at_the_end);
   const bool text = !config.data.text.empty() || !config.data.file_list.empty();
-  if (config.recommends() && !by_day && config.rows.validation_fraction == 0)
+  if (kind == RunKind::kRecommender && !by_day && config.rows.validation_fraction == 0)
     check_nothing_held_out(eval, "rows.validation_fraction = 0");
-  if (!config.recommends() && text && config.data.validation_fraction == 0)
+  if (kind == RunKind::kVision && config.images.validation.empty() &&
+      config.images.validation_fraction == 0)
+    check_nothing_held_out(eval, "images.validation_fraction = 0");
+  if (kind == RunKind::kGpt && text && config.data.validation_fraction == 0)
     check_nothing_held_out(eval, "data.validation_fraction = 0");
 }
 
@@ -82,26 +106,23 @@ void check_sections(const RunConfig& given) {
   const auto flat = [](RunConfig& c) {
     return config_to_json([&](Section& s) { c.describe(s); }).flatten();
   };
-  const bool recommends = config.recommends();
-  check_unread(recommends && config.model.preset != untouched.model.preset, "model.preset",
-               fmt::format("recommender.model = \"{}\"", config.recommender.model));
-  const std::span<const std::string_view> others =
-      recommends ? std::span<const std::string_view>(kOfGpt) : kOfRecommender;
+  const RunKind kind = config.kind();
+  check_unread(kind != RunKind::kGpt && config.model.preset != untouched.model.preset,
+               "model.preset", config.kind_in_words());
+  user_check(config.recommender.model.empty() || config.vision.model.empty(),
+             "recommender.model = \"{}\" and vision.model = \"{}\" are both given; leave one out",
+             config.recommender.model, config.vision.model);
   const nlohmann::json none = flat(untouched), all = flat(config);
   for (const auto& [pointer, value] : all.items()) {
-    const std::string_view key = pointer;
-    const bool foreign = std::ranges::any_of(
-        others, [&](std::string_view prefix) { return key.starts_with(prefix); });
-    if (!foreign || (none.contains(pointer) && none[pointer] == value)) continue;
-    std::string dotted(key.substr(1));
+    if (reads(kind, pointer) || (none.contains(pointer) && none[pointer] == value)) continue;
+    std::string dotted = pointer.substr(1);
     std::ranges::replace(dotted, '/', '.');
     throw UserError(fmt::format("{} = {} does nothing: this run trains a {}", dotted, value.dump(),
-                                recommends ? fmt::format("recommender (recommender.model = \"{}\")",
-                                                         config.recommender.model)
-                                           : "GPT ([model])"),
-                    recommends
+                                config.kind_in_words()),
+                    kind != RunKind::kGpt
                         ? "leave it out"
-                        : "leave it out, or say which recommender to train (recommender.model)");
+                        : "leave it out, or say which model to train in place of a GPT "
+                          "(recommender.model, vision.model)");
   }
 }
 
@@ -112,7 +133,7 @@ void check_effects(const RunConfig& config) {
       "checkpoint.full_every", "checkpoint.every_steps = 0: the checkpoint at the end is full");
   check_logs(config);
   check_evaluations(config);
-  user_check(!config.recommends() || pools(config) ||
+  user_check(config.kind() != RunKind::kRecommender || pools(config) ||
                  config.embedding.pooling == EmbeddingSection().pooling,
              "embedding.pooling = \"{}\" does nothing: no feature of rows.sparse is pooled by it; "
              "leave it out",
@@ -121,7 +142,7 @@ void check_effects(const RunConfig& config) {
 
 void forget_unread_keys(RunConfig& stored) {
   moe::forget_unread_scope(stored.model.moe);
-  if (!stored.recommends()) return;
+  if (stored.kind() != RunKind::kRecommender) return;
   forget_unread_keys(stored.recommender, recommender_inputs(stored));
   if (!pools(stored)) stored.embedding.pooling = EmbeddingSection().pooling;
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
@@ -54,6 +55,13 @@ void TerminalLine::clear() {
   std::fputs("\r\033[K", stderr);
   std::fflush(stderr);
   shown_ = false;
+}
+
+std::string format_flops(double flops) {
+  for (const auto& [unit, prefix] : {std::pair{1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}}) {
+    if (flops >= unit) return fmt::format("{:.3g} {}FLOP", flops / unit, prefix);
+  }
+  return fmt::format("{:.0f} FLOP", flops);
 }
 
 std::string progress_text(const ProgressState& state, int columns) {

@@ -29,6 +29,9 @@ class TerminalLine {
 /// rounded to half characters.
 std::string progress_bar(double fraction, int cells);
 
+/// Formats FLOPs as "5.3 MFLOP". Unlike counts of parameters, they have SI prefixes.
+std::string format_flops(double flops);
+
 /// Numbers that progress_text shows.
 struct ProgressState {
   int64_t step = 0, steps = 0;            ///< steps done, and their total

@@ -1,11 +1,15 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/config/run_config.h"
 
 namespace dovetail::train {
+
+/// Prefix of a parameter's name in a checkpoint.
+inline const std::string kModelPrefix = "model.";
 
 /// A checkpoint and the config of its run.
 struct StoredRun {
