@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <string_view>
@@ -35,8 +36,7 @@ int64_t fan(const VisionModel& model, std::string_view name, const at::Tensor& w
 /// Adds up the new results of the operators that a function calls.
 class ResultBytes {
  public:
-  template <class Work>
-  explicit ResultBytes(Work&& work) {
+  explicit ResultBytes(const std::function<void()>& work) {
     counting = this;
     const auto handle = at::addThreadLocalCallback(
         at::RecordFunctionCallback(nullptr, [](const at::RecordFunction& function,

@@ -369,7 +369,7 @@ def test_a_resumed_run_sees_its_images_as_before(tmp_path, data, setting, messag
 def test_a_micro_batch_of_one_pixel_is_refused_before_training(tmp_path, data):
     folder = workspace(tmp_path, data, "resnet50")
     words = ["train", "run.toml", "--dry-run", "--set", "train.batch=5", "--set", "train.micro_batch=2"]
-    assert "rank 0 has 5 images in micro-batches of 2" in dovetail(*words, folder=folder, code=2).stderr
+    assert "Rank 0 has 5 images in micro-batches of 2" in dovetail(*words, folder=folder, code=2).stderr
     dovetail(*words, "--set", "vision.height=64", folder=folder)
 
 

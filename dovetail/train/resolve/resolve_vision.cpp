@@ -13,8 +13,8 @@ namespace dovetail::train {
 
 namespace {
 
-/// Throws UserError if a batch norm would get one value per channel. That is a micro-batch of one
-/// image whose last stage has one pixel.
+/// Throws UserError if a batch norm would get one value per channel. A micro-batch of one image
+/// whose last stage has one pixel gives one.
 void check_batch_norms(const ResolvedRun& run, int ranks) {
   constexpr int64_t kStride = 32;  // stride of the last stage
   const VisionSection& vision = run.config.vision;
@@ -23,9 +23,9 @@ void check_batch_norms(const ResolvedRun& run, int ranks) {
   for (int rank = 0; rank < ranks; ++rank) {
     const int64_t samples = shares.range(rank).size(), last = samples % run.micro_batch;
     user_check(run.micro_batch > 1 && last != 1,
-               "a batch norm needs two values, but images of {} x {} have one pixel in the last "
-               "stage of resnet50, and rank {} has {} images in micro-batches of {}. Change "
-               "train.batch, train.micro_batch or vision.height",
+               "images of {} x {} have one pixel in the last stage of resnet50, and a batch norm "
+               "needs two. Rank {} has {} images in micro-batches of {}. Change train.batch, "
+               "train.micro_batch or vision.height",
                vision.height, vision.width, rank, samples, run.micro_batch);
   }
 }

@@ -28,8 +28,7 @@ void take(std::map<std::string, at::Tensor>& tensors, const std::string& prefix,
                                 fmt::join(to.sizes(), ", ")),
                     "resume with the config of the checkpoint (config.toml of its run)");
   const at::NoGradGuard no_grad;
-  at::Tensor target = to;
-  target.copy_(found->second);
+  to.copy_(found->second);
   tensors.erase(found);
 }
 
@@ -54,9 +53,9 @@ void check_images(const io::StoredCheckpoint* checkpoint, const data::ImageLoade
                images, fmt::join(loader.classes(), ", "), fmt::join(then, ", "));
     const auto count = checkpoint->state().value("training_images", loader.num_train());
     user_check(count == loader.num_train(),
-               "images.train = \"{}\" has {} images to train on, but the run was trained on {}; "
-               "put them back to resume it (images.validation, too: without one, a share of "
-               "images.train is held out)",
+               "images.train = \"{}\" has {} images to train on, but the run was trained on {}. "
+               "Put them back to resume it, and images.validation, too. Without it a share of "
+               "images.train is held out",
                images, loader.num_train(), count);
   });
 }

@@ -24,8 +24,8 @@ inline const std::string kBufferPrefix = "buffer.";
 /// Throws UserError if one is missing or has another shape.
 void load_buffers(models::VisionModel& model, std::map<std::string, at::Tensor>& tensors);
 
-/// Returns the part of a checkpoint's state that identifies the images: the names of the classes'
-/// folders, and the number of training images.
+/// Returns the part of a checkpoint's state that identifies the images. It has the names of the
+/// classes' folders, and the number of training images.
 nlohmann::json images_state(const data::ImageLoader& loader);
 /// Throws UserError if the images are not the ones of the checkpoint, by images_state. `images` is
 /// images.train. Ranks other than 0 pass null. All ranks call this together.
