@@ -230,14 +230,16 @@ def test_scores_are_those_of_scikit_learn(tmp_path, data, model):
     assert dovetail_json("eval", "run", *named, folder=folder)["validation"] == measured
 
 
-def test_a_resumed_run_has_the_same_bits(tmp_path, data):
-    """vgg has dropout, so the random state of a step counts, too."""
-    folder = workspace(tmp_path, data, "vgg16")
+@pytest.mark.parametrize("model", ["vgg16", "resnet50"])
+def test_a_resumed_run_has_the_same_bits(tmp_path, data, model):
+    """vgg has dropout, so the random state of a step counts. Validation reads resnet's running statistics."""
+    folder = workspace(tmp_path, data, model)
     settings = ("images.mirror=true", 'images.crop="random"', "schedule.decay=constant")
     whole = train(folder, "whole", "train.steps=6", *settings)
     train(folder, "parts", "train.steps=3", *settings)
     parts = train(folder, "parts", "train.steps=6", *settings)
     assert [line["loss"] for line in parts] == [line["loss"] for line in whole]
+    assert parts[-1]["validation_loss"] == whole[-1]["validation_loss"]
     assert len({line["loss"] for line in whole}) == 6
 
 
