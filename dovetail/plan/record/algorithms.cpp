@@ -271,12 +271,6 @@ int64_t bytes_of(const CapturedStep& step, const CapturedOperation& operation) {
   return bytes;
 }
 
-/// Returns true for the algorithms of an optimizer's update (plan/run/host_updates.h).
-bool updates_on_host(const std::vector<Algorithm>& algorithms) {
-  return std::ranges::any_of(algorithms,
-                             [](const Algorithm& algorithm) { return !algorithm.on_host.empty(); });
-}
-
 /// Runs operations on zeros. Storages that an operation makes are read by the next ones.
 class OnZeros {
  public:
@@ -320,7 +314,7 @@ void time_on_zeros(const CapturedStep& step, StepGraph& graph, ProfileCache& cac
   constexpr int kRuns = 3;
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     auto& algorithms = graph.graph.nodes[n].algorithms;
-    if (graph.nodes[n].variants.empty() || updates_on_host(algorithms)) continue;
+    if (graph.nodes[n].variants.empty()) continue;
     for (size_t a = 0; a < algorithms.size(); ++a) {
       const auto operations = run_of(step, graph.nodes[n], static_cast<int>(a)).operations;
       const auto key = key_of(operations);

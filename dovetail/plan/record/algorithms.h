@@ -33,7 +33,8 @@ void add_convolution_algorithms(const CapturedStep& step, StepGraph& graph, Prof
 
 /// Sets the times of all algorithms of each node with several. A time is the minimum of three runs
 /// on zeros after a warm-up. `cache` stores the times. If it has one already, nothing runs for it.
-/// The runs allocate memory outside any plan: the node's tensors and its workspace.
+/// The runs allocate memory outside any plan: the node's tensors and its workspace. Call it before
+/// add_host_updates (plan/run/host_updates.h): updates must not run on zeros.
 void time_on_zeros(const CapturedStep& step, StepGraph& graph, ProfileCache& cache);
 
 }  // namespace dovetail::plan

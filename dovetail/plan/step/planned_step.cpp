@@ -173,11 +173,11 @@ struct PlannedStep::State {
   /// algorithms of convolutions; a floor needs no times.
   StepGraph graph_allowing(const Options& allowed, bool timed = true) const {
     StepGraph out = graph_of(*captured);
+    if (allowed.algorithms && steps >= kRecordedSteps) add_algorithms(out, timed);
     if (allowed.compress) allow_same_codes(*captured, out);
     if (allowed.compress_mxfp8) allow_loss(*captured, out);
     if (allowed.offload && allowed.folder.empty()) add_host_updates(*captured, out);
     out.graph.host_bytes = allowed.host_bytes;
-    if (allowed.algorithms && steps >= kRecordedSteps) add_algorithms(out, timed);
     // Rates are assumed until they are measured.
     out.graph.bandwidth = {.to_host = kAssumedBytesPerS, .to_device = kAssumedBytesPerS};
     for (Codec& codec : out.graph.codecs)

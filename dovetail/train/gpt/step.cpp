@@ -31,11 +31,7 @@ TrainStep::TrainStep(std::shared_ptr<models::GPT> model, Optimizer& optimizer,
 
 void TrainStep::plan_memory(plan::PlannedStep::Options options) {
   options.replay = true;  // operations read `now_` in each replay
-  plan::StepTensors tensors;
-  for (const auto& item : model_->named_parameters())
-    tensors.parameters.emplace_back(item.key(), item.value());
-  tensors.state = optimizer_.state();
-  tensors.state.emplace_back("judged", outcome_marker_);
+  plan::StepTensors tensors = tensors_of_step(*model_, optimizer_, outcome_marker_);
   planned_.emplace([this](const std::vector<at::Tensor>& inputs) { work(inputs.front()); },
                    [tensors = std::move(tensors)] { return tensors; }, std::move(options));
 }

@@ -228,6 +228,15 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
   return warnings;
 }
 
+void load_on_all_ranks(Optimizer& optimizer, const std::map<std::string, at::Tensor>& tensors,
+                       int64_t updates, comm::Group& group) {
+  comm::on_rank_zero(group, "restoring the checkpoint", [&] { optimizer.load(tensors, updates); });
+  if (group.size() == 1) return;
+  std::map<std::string, at::Tensor> own = optimizer.tensors();
+  for (auto& [name, tensor] : own) group.broadcast(tensor, 0);
+  if (group.rank() != 0) optimizer.load(own, updates);
+}
+
 void restore(Optimizer& optimizer, const models::GPT& model, const ExpertParallel& parallel,
              const std::map<std::string, at::Tensor>& tensors, int64_t updates,
              comm::Group& group) {

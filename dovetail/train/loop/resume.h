@@ -60,6 +60,11 @@ std::optional<std::string> stored_choice(const nlohmann::json& state, const char
 std::vector<std::string> check_same_run(const nlohmann::json& state, const ResolvedRun& run,
                                         int64_t step, int ranks);
 
+/// Loads the tensors of a checkpoint (`tensors`, on rank 0) into the optimizer of every rank, which
+/// all have the whole model. `updates` is RunState::updates. All ranks call it together.
+void load_on_all_ranks(Optimizer& optimizer, const std::map<std::string, at::Tensor>& tensors,
+                       int64_t updates, comm::Group& group);
+
 /// Copies the tensors of a checkpoint (`tensors`, on rank 0) into the optimizer and `model` of
 /// every rank. Each rank gets only its part of experts that are spread over ranks (`parallel`) and
 /// of sharded optimizer state. `updates` is RunState::updates. All ranks call it together.

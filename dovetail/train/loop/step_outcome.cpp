@@ -48,4 +48,14 @@ void judge(const at::Tensor& marker, std::vector<at::Tensor> squares,
             });
 }
 
+plan::StepTensors tensors_of_step(const torch::nn::Module& model, const Optimizer& optimizer,
+                                  const at::Tensor& marker) {
+  plan::StepTensors tensors;
+  for (const auto& item : model.named_parameters())
+    tensors.parameters.emplace_back(item.key(), item.value());
+  tensors.state = optimizer.state();
+  tensors.state.emplace_back("judged", marker);
+  return tensors;
+}
+
 }  // namespace dovetail::train

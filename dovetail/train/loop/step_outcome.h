@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "dovetail/plan/record/capture.h"
 #include "dovetail/train/optimizer/optimizer.h"
 
 namespace dovetail::train {
@@ -75,5 +76,9 @@ void prepare_update(StepOutcome& outcome, const UpdateNumbers& numbers, Optimize
 void judge(const at::Tensor& marker, std::vector<at::Tensor> squares,
            const std::vector<at::Tensor>& losses,
            std::function<void(double squares, std::span<const at::Tensor> losses)> decide);
+
+/// Returns the parameters, the optimizer's state, and `marker` (judge), for a memory plan.
+plan::StepTensors tensors_of_step(const torch::nn::Module& model, const Optimizer& optimizer,
+                                  const at::Tensor& marker);
 
 }  // namespace dovetail::train

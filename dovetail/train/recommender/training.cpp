@@ -336,22 +336,18 @@ void RecommenderTraining::stream_tensors(io::CheckpointKind kind, io::StreamedTe
 }
 
 void RecommenderTraining::restore_from(const io::StoredCheckpoint* checkpoint) {
+  std::map<std::string, at::Tensor> of_model;
   comm::on_rank_zero(*group_, "restoring the checkpoint", [&] {
-    std::map<std::string, at::Tensor> of_model;
     for (const std::string& name : checkpoint->names())
       if (!is_of_table(name)) of_model.emplace(name, checkpoint->read(name));
-    optimizer_->load(of_model, state_.updates);
   });
+  load_on_all_ranks(*optimizer_, of_model, state_.updates, *group_);
   {
     const UnrecordedAllocations of_the_tables;
     load_tables(*tables_, checkpoint, *group_);
     restore_hashed_tables(*tables_, checkpoint);
   }
   tables_->set_steps(state_.updates, state_.step);
-  if (group_->size() == 1) return;
-  std::map<std::string, at::Tensor> own = optimizer_->tensors();
-  for (auto& [name, tensor] : own) group_->broadcast(tensor, 0);
-  if (group_->rank() != 0) optimizer_->load(own, state_.updates);
 }
 
 nlohmann::json RecommenderTraining::checkpoint_state() const {

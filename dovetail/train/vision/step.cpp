@@ -27,13 +27,9 @@ VisionStep::VisionStep(std::shared_ptr<models::VisionModel> model, Optimizer& op
 
 void VisionStep::plan_memory(plan::PlannedStep::Options options) {
   options.replay = true;  // operations read `now_` in each replay
-  plan::StepTensors tensors;
-  for (const auto& item : model_->named_parameters())
-    tensors.parameters.emplace_back(item.key(), item.value());
-  tensors.state = optimizer_.state();
+  plan::StepTensors tensors = tensors_of_step(*model_, optimizer_, outcome_marker_);
   for (const auto& item : model_->named_buffers())
     tensors.state.emplace_back(item.key(), item.value());
-  tensors.state.emplace_back("judged", outcome_marker_);
   planned_.emplace(
       [this](const std::vector<at::Tensor>& inputs) { work(inputs.at(0), inputs.at(1)); },
       [tensors = std::move(tensors)] { return tensors; }, std::move(options));

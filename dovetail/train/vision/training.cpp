@@ -10,6 +10,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/collective.h"
 #include "dovetail/train/config/vision.h"
+#include "dovetail/train/loop/resume.h"
 #include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/vision/trained_vision.h"
 #include "dovetail/train/vision/validation.h"
@@ -52,15 +53,12 @@ VisionTraining::VisionTraining(const ResolvedRun& run, std::shared_ptr<comm::Gro
 }
 
 void VisionTraining::restore_from(const io::StoredCheckpoint* checkpoint) {
+  std::map<std::string, at::Tensor> tensors;
   comm::on_rank_zero(*group_, "restoring the checkpoint", [&] {
-    std::map<std::string, at::Tensor> tensors = checkpoint->snapshot().tensors;
+    tensors = checkpoint->snapshot().tensors;
     load_buffers(*model_, tensors);
-    optimizer_->load(tensors, state_.updates);
   });
-  if (group_->size() == 1) return;
-  std::map<std::string, at::Tensor> own = optimizer_->tensors();
-  for (auto& [name, tensor] : own) group_->broadcast(tensor, 0);
-  if (group_->rank() != 0) optimizer_->load(own, state_.updates);
+  load_on_all_ranks(*optimizer_, tensors, state_.updates, *group_);
   share_buffers();
 }
 
