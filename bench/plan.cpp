@@ -25,6 +25,7 @@
 #include "dovetail/base/median.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/models/vision.h"
+#include "dovetail/plan/device/step_device.h"
 #include "dovetail/plan/model/packing.h"
 #include "dovetail/plan/record/algorithms.h"
 #include "dovetail/plan/record/capture.h"
@@ -134,7 +135,7 @@ class Trial {
     add_convolution_algorithms(step_, graph_, cache);
     const Profile profile = profile_nodes(step_, graph_, 5, cache);
     cache.save();
-    graph_.graph.bandwidth = measure_bandwidth(a.folder, int64_t{128} << 20, 5);
+    graph_.graph.bandwidth = cpu_step_device().bandwidth(a.folder, int64_t{128} << 20, 5);
     const double end_s = now_seconds();
     graph_.graph.budget_bytes = std::numeric_limits<int64_t>::max() / 8;
     peak_ = check(graph_.graph, keep_all(graph_.graph)).peak_bytes;

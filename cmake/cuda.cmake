@@ -21,7 +21,8 @@ add_library(dovetail_cuda MODULE ${cuda_sources})
 set_target_properties(dovetail_cuda PROPERTIES CUDA_STANDARD 20 CUDA_VISIBILITY_PRESET hidden DISABLE_PRECOMPILE_HEADERS ON
                       UNITY_BUILD OFF)
 target_include_directories(dovetail_cuda PRIVATE ${CMAKE_SOURCE_DIR})
-target_include_directories(dovetail_cuda SYSTEM PRIVATE ${cuda_root}/include ${SITE_PACKAGES}/nvidia/nccl/include)
+target_include_directories(dovetail_cuda SYSTEM PRIVATE ${cuda_root}/include ${SITE_PACKAGES}/nvidia/nccl/include
+                           ${SITE_PACKAGES}/nvidia/cudnn/include)
 target_compile_definitions(dovetail_cuda PRIVATE USE_DISTRIBUTED USE_C10D_NCCL)  # as torch's wheel was built
 target_compile_options(dovetail_cuda PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter>)
 target_include_directories(dovetail_cuda SYSTEM PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TORCH_DIR}/include>
@@ -29,6 +30,7 @@ target_include_directories(dovetail_cuda SYSTEM PRIVATE $<$<COMPILE_LANGUAGE:CXX
 target_link_directories(dovetail_cuda PRIVATE ${TORCH_DIR}/lib)
 # A module may have undefined symbols, which only a machine with a GPU would report: here each must be found.
 target_link_options(dovetail_cuda PRIVATE -Wl,--no-undefined)
-target_link_libraries(dovetail_cuda PRIVATE $<LINK_ONLY:dovetail_mx> $<LINK_ONLY:dovetail_ops> $<LINK_ONLY:dovetail_base>
-                      torch_cuda torch_cpu c10 c10_cuda ${cuda_root}/lib/libcublas.so.13 ${cuda_root}/lib/libcublasLt.so.13)
-set_property(TARGET dovetail_cuda APPEND PROPERTY BUILD_RPATH ${cuda_root}/lib)
+target_link_libraries(dovetail_cuda PRIVATE $<LINK_ONLY:dovetail_plan> $<LINK_ONLY:dovetail_mx> $<LINK_ONLY:dovetail_ops> $<LINK_ONLY:dovetail_base>
+                      torch_cuda torch_cpu c10 c10_cuda ${cuda_root}/lib/libcublas.so.13 ${cuda_root}/lib/libcublasLt.so.13
+                      ${SITE_PACKAGES}/nvidia/cudnn/lib/libcudnn.so.9)
+set_property(TARGET dovetail_cuda APPEND PROPERTY BUILD_RPATH ${cuda_root}/lib ${SITE_PACKAGES}/nvidia/cudnn/lib)

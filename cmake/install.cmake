@@ -18,7 +18,7 @@ install(TARGETS dovetail dovetail-milp RUNTIME DESTINATION bin COMPONENT wheel)
 install(TARGETS ${layer_targets} LIBRARY DESTINATION ${library_dir} COMPONENT wheel)
 foreach(module dovetail_parquet dovetail_cuda)  # modules that are opened when needed
   if(TARGET ${module})
-    set_target_properties(${module} PROPERTIES INSTALL_RPATH "${library_rpath}:$ORIGIN/../../nvidia/cu13/lib")
+    set_target_properties(${module} PROPERTIES INSTALL_RPATH "${library_rpath}:$ORIGIN/../../nvidia/cu13/lib:$ORIGIN/../../nvidia/cudnn/lib")
     install(TARGETS ${module} LIBRARY DESTINATION ${library_dir} COMPONENT wheel)
   endif()
 endforeach()

@@ -39,12 +39,14 @@ set(FOLDERS_comm
 set(FOLDERS_plan
     milp  # program that solves integer programs by HiGHS
     model  # a step as a graph, actions of a plan, bytes over time
+    device  # memory, copies and times of a CPU or GPU
     record  # recording a step: operations, tensors, algorithms
     run  # running a plan: executor, allocators, host tier, profile
     solve  # finding a plan within a budget
     baselines  # peers' planners: Checkmate, Chen
     show  # tables and curves of a plan
-    step)  # training steps within a budget: recorded, planned, run
+    step  # training steps within a budget: recorded, planned, run
+    cuda)  # planned steps on GPUs
 set(FOLDERS_embedding
     pack  # tables of equal width in one storage: lookup, update, row formats
     cuda  # device code

@@ -26,17 +26,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Checks that all tensors are finite. Returns tensors that nobody else can change: tensors that
-/// only the snapshot holds, and copies of the others.
-std::map<std::string, at::Tensor> finite_tensors(Snapshot snapshot) {
+/// Checks that all tensors are finite. Returns dense tensors on the CPU. With `own`, nobody else
+/// can change them: they are tensors that only the snapshot holds, and copies of the others.
+std::map<std::string, at::Tensor> finite_tensors(Snapshot snapshot, bool own) {
   for (auto& [name, tensor] : snapshot.tensors) {
     DOVETAIL_CHECK(tensor.defined(), "checkpoint: tensor '{}' is undefined", name);
     check_finite(name, tensor, snapshot.step);
-    const bool own = tensor.is_cpu() && tensor.is_contiguous() && tensor.use_count() == 1 &&
-                     tensor.storage().use_count() == 1 && !tensor.requires_grad();
-    if (!own)
+    const bool is_own = tensor.is_cpu() && tensor.is_contiguous() && tensor.use_count() == 1 &&
+                        tensor.storage().use_count() == 1 && !tensor.requires_grad();
+    if (!is_own)
       tensor = tensor.detach()
-                   .to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
+                   .to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/own)
                    .contiguous();
   }
   return std::move(snapshot.tensors);
@@ -249,7 +249,7 @@ StreamedTensors& CheckpointFolder::begin(int64_t step, CheckpointKind kind) {
   return state_->streamed.emplace(state_->partial_of(step), step);
 }
 
-void CheckpointFolder::save_async(Snapshot snapshot) {
+void CheckpointFolder::save(Snapshot snapshot) {
   wait();
   DOVETAIL_CHECK(snapshot.step >= 0, "step is {}", snapshot.step);
   CheckpointManifest manifest{.step = snapshot.step, .state = snapshot.state, .base = state_->base};
@@ -258,11 +258,13 @@ void CheckpointFolder::save_async(Snapshot snapshot) {
     if (state_->streamed) state_->streamed->check();
     // Throws here if the state cannot be written, before tensors are copied.
     manifest_text(manifest);
-    tensors = finite_tensors(std::move(snapshot));
+    tensors = finite_tensors(std::move(snapshot), /*own=*/state_->options.beside_training);
   } catch (const UserError&) {
     if (state_->streamed) state_->abandon(manifest.step);
     throw;
   }
+  if (!state_->options.beside_training)
+    return state_->write(std::move(manifest), std::move(tensors));
   state_->save =
       std::async(std::launch::async, [state = state_.get(), manifest = std::move(manifest),
                                       tensors = std::move(tensors)]() mutable {

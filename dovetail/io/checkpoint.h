@@ -61,6 +61,9 @@ class CheckpointFolder {
     int64_t keep = 3;  ///< number of newest checkpoints that a save keeps; at least 1
     /// Maximum bytes of tensor data in one file. A tensor of more bytes gets a file of its own.
     int64_t shard_bytes = int64_t{2} << 30;
+    /// True: a save copies the tensors, and training continues while they are written. False: a
+    /// save takes no memory for copies, and returns when it is written.
+    bool beside_training = true;
   };
   /// The constructor does not create `folder`; the first save does.
   CheckpointFolder(std::filesystem::path folder, Options options);
@@ -74,22 +77,22 @@ class CheckpointFolder {
   void clean();
 
   /// Begins a save with tensors that are too large to copy. The caller first writes these tensors
-  /// block by block to the returned object. It then calls `save_async` for the same step, with all
-  /// other tensors. Without large tensors, call only `save_async`.
+  /// block by block to the returned object. It then calls `save` for the same step, with all
+  /// other tensors. Without large tensors, call only `save`.
   ///
   /// Waits if another save is in progress, and throws the error of that save if it failed. A delta
-  /// builds on the previous save of this process. `save_async` throws if a tensor of the returned
+  /// builds on the previous save of this process. `save` throws if a tensor of the returned
   /// object has a NaN or an infinity. `wait` throws if the disk failed.
   StreamedTensors& begin(int64_t step, CheckpointKind kind);
 
-  /// Writes a checkpoint on a thread of its own, which frees the tensors of each file after that
-  /// file is written. First copies each tensor that code outside `snapshot` can still change, so
-  /// training continues during the save.
+  /// Writes a checkpoint. With Options::beside_training, a thread of its own writes it. It
+  /// frees the tensors of each file after that file is written. First copies each tensor that code
+  /// outside `snapshot` can still change.
   ///
   /// Waits if another save is in progress. If that save failed, throws its error and starts no new
   /// save. Throws UserError, naming the tensor, if a tensor has a NaN or an infinity; no checkpoint
-  /// is written then.
-  void save_async(Snapshot snapshot);
+  /// is written then. Without Options::beside_training, throws UserError if the disk fails.
+  void save(Snapshot snapshot);
   /// Waits for the save in progress. Throws UserError if that save failed, for example on a full
   /// disk or without permission. A failed save leaves earlier checkpoints untouched.
   void wait();

@@ -4,6 +4,7 @@
 #include "dovetail/ops/convolution.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
+#include "dovetail/ops/gpu_convolution.h"
 
 /// Registers torch.ops.dovetail.*, once for all devices: each function chooses its path by the
 /// tensor's device.
@@ -52,6 +53,40 @@ at::Tensor library_convolution_backward_data(const at::Tensor& dy, const at::Ten
                                    convolution_options(stride, padding, algorithm));
 }
 
+GpuConvolutionOptions gpu_convolution_options(at::IntArrayRef stride, at::IntArrayRef padding,
+                                              std::string_view algorithm, int64_t workspace_bytes) {
+  return {.stride = {stride[0], stride[1]},
+          .padding = {padding[0], padding[1]},
+          .algorithm = std::string(algorithm),
+          .workspace_bytes = workspace_bytes};
+}
+
+at::Tensor library_gpu_convolution(const at::Tensor& x, const at::Tensor& weight,
+                                   const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                                   at::IntArrayRef padding, std::string_view algorithm,
+                                   int64_t workspace_bytes) {
+  return gpu_convolution(x, weight, bias.value_or(at::Tensor()),
+                         gpu_convolution_options(stride, padding, algorithm, workspace_bytes));
+}
+
+at::Tensor library_gpu_convolution_backward_data(const at::Tensor& dy, const at::Tensor& weight,
+                                                 at::IntArrayRef x_sizes, at::IntArrayRef stride,
+                                                 at::IntArrayRef padding,
+                                                 std::string_view algorithm,
+                                                 int64_t workspace_bytes) {
+  return gpu_convolution_backward_data(
+      dy, weight, x_sizes, gpu_convolution_options(stride, padding, algorithm, workspace_bytes));
+}
+
+std::tuple<at::Tensor, at::Tensor> library_gpu_convolution_backward_weight(
+    const at::Tensor& dy, const at::Tensor& x, at::IntArrayRef weight_sizes, at::IntArrayRef stride,
+    at::IntArrayRef padding, std::string_view algorithm, int64_t workspace_bytes, bool bias) {
+  const ConvolutionGradients out = gpu_convolution_backward_weight(
+      dy, x, weight_sizes, bias,
+      gpu_convolution_options(stride, padding, algorithm, workspace_bytes));
+  return {out.weight, out.bias};
+}
+
 std::tuple<at::Tensor, at::Tensor> library_convolution_backward_weight(
     const at::Tensor& dy, const at::Tensor& x, at::IntArrayRef weight_sizes, at::IntArrayRef stride,
     at::IntArrayRef padding, std::string_view algorithm, bool bias) {
@@ -92,6 +127,14 @@ TORCH_LIBRARY(dovetail, m) {
   m.def(
       "convolution_backward_weight(Tensor dy, Tensor x, int[] weight_sizes, int[2] stride, int[2] "
       "padding, str algorithm, bool bias) -> (Tensor, Tensor)");
+  const std::string how = "int[2] stride, int[2] padding, str algorithm, int workspace_bytes";
+  m.def(("gpu_convolution(Tensor x, Tensor weight, Tensor? bias, " + how + ") -> Tensor").c_str());
+  m.def(("gpu_convolution_backward_data(Tensor dy, Tensor weight, int[] x_sizes, " + how +
+         ") -> Tensor")
+            .c_str());
+  m.def(("gpu_convolution_backward_weight(Tensor dy, Tensor x, int[] weight_sizes, " + how +
+         ", bool bias) -> (Tensor, Tensor)")
+            .c_str());
 }
 
 // Registered below autograd, which does not know these functions. So each is one operation of a
@@ -102,4 +145,9 @@ TORCH_LIBRARY_IMPL(dovetail, CompositeExplicitAutograd, m) {
                       dovetail::ops::library_convolution_backward_data>(m);
   dovetail::implement<"convolution_backward_weight",
                       dovetail::ops::library_convolution_backward_weight>(m);
+  dovetail::implement<"gpu_convolution", dovetail::ops::library_gpu_convolution>(m);
+  dovetail::implement<"gpu_convolution_backward_data",
+                      dovetail::ops::library_gpu_convolution_backward_data>(m);
+  dovetail::implement<"gpu_convolution_backward_weight",
+                      dovetail::ops::library_gpu_convolution_backward_weight>(m);
 }

@@ -30,11 +30,11 @@ class GptTrial : public TrialStep {
  public:
   GptTrial(const ResolvedRun& run, std::shared_ptr<comm::Group> group, int64_t samples,
            int64_t micro_batch)
-      : run_(run), model_(std::make_shared<models::GPT>(run.config.model)) {
+      : TrialStep(run.device), run_(run), model_(std::make_shared<models::GPT>(run.config.model)) {
     const RunConfig& config = run.config;
     initialize(*model_, static_cast<uint64_t>(config.run.seed), config.train.init_noise);
     optimizer_.emplace(*model_, config.optimizer);
-    quantization_.emplace(set_precision(*model_, config.precision, run.precision.name));
+    quantization_.emplace(set_precision(*model_, config.precision, run.precision.name, run.device));
     optimizer_->bind(*model_);
     step_.emplace(model_, *optimizer_, std::move(group),
                   StepOptions{.micro_batch = micro_batch,
@@ -67,10 +67,13 @@ class VisionTrial : public TrialStep {
  public:
   VisionTrial(const ResolvedRun& run, std::shared_ptr<comm::Group> group, int64_t samples,
               int64_t micro_batch)
-      : run_(run), model_(models::make_vision_model(vision_config(run.config.vision))) {
+      : TrialStep(run.device),
+        run_(run),
+        model_(models::make_vision_model(vision_config(run.config.vision))) {
     const RunConfig& config = run.config;
     initialize(*model_, static_cast<uint64_t>(config.run.seed));
     optimizer_.emplace(*model_, config.optimizer);
+    model_->to(run.device);
     optimizer_->bind(*model_);
     step_.emplace(model_, *optimizer_, std::move(group),
                   VisionStep::Options{.micro_batch = micro_batch,
@@ -115,6 +118,7 @@ ResolvedRun resolve_trial(const RunConfig& config, comm::Group& group) {
 double TrialStep::run() {
   const double begin_s = now_seconds();
   run_once();
+  device_.wait();
   return now_seconds() - begin_s;
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "dovetail/comm/group.h"
+#include "dovetail/plan/device/step_device.h"
 #include "dovetail/plan/step/planned_step.h"
 #include "dovetail/train/resolve/resolve.h"
 
@@ -17,6 +18,7 @@ ResolvedRun resolve_trial(const RunConfig& config, comm::Group& group);
 /// and folder are not used.
 class TrialStep {
  public:
+  explicit TrialStep(c10::Device device) : device_(plan::step_device(device)) {}
   virtual ~TrialStep() = default;
 
   /// Runs a step and returns its duration in seconds.
@@ -27,6 +29,8 @@ class TrialStep {
 
  private:
   virtual void run_once() = 0;
+
+  const plan::StepDevice& device_;
 };
 
 /// Makes the trial of a GPT or a vision model. `samples`: samples of this rank per step.

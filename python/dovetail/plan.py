@@ -4,8 +4,8 @@
 >>> for batch in loader:
 ...     loss = step(batch)
 
-A plan decides for each tensor of a step: keep it, recompute it, or copy it to a file. The step's operations run
-unchanged and give the bits of PyTorch without a plan. Steps run on the CPU.
+A plan decides for each tensor of a step: keep it, recompute it, or copy it to slower memory. The step's operations run
+unchanged and give the bits of PyTorch without a plan. Steps run where the model is: on the CPU or on one GPU.
 """
 
 import contextlib
@@ -25,6 +25,8 @@ from torch.utils import _pytree
 __all__ = ["PlanError", "Report", "Step", "report", "step", "write"]
 
 TECHNIQUES = ("recompute", "compress")
+ON_GPU = ("recompute", "offload")
+DEVICES = ("cpu", "cuda")
 
 
 class PlanError(RuntimeError):
@@ -42,7 +44,7 @@ class _Reads(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") not in self.NAMES or not args[0].is_cpu:
+        if getattr(func, "__name__", "") not in self.NAMES or args[0].device.type not in DEVICES:
             return func(*args, **kwargs)
         seen = args[0].detach().clone()  # an operation of the step, after which nothing has reused its memory
         self._native.set_outside(True)
@@ -100,7 +102,8 @@ class Step:
     on, calls run by the final plan. A call that raises an exception ends the plan: the next call records anew.
     """
 
-    def __init__(self, function: Callable, model: torch.nn.Module, optimizer, options: dict):
+    def __init__(self, function: Callable, model: torch.nn.Module, optimizer, device: torch.device, options: dict):
+        self._device = device
         self._function, self._model = function, model
         self._optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
         self._options = json.dumps(options)
@@ -203,8 +206,11 @@ class Step:
         for name, tensor in {**parameters, **state}.items():
             if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
                 raise PlanError(f"dovetail.plan: {name} has no size yet; call the model once before the first step")
-            if tensor.device.type != "cpu":
-                raise PlanError(f"dovetail.plan: {name} is on {tensor.device}, but planned steps run on the CPU")
+            if tensor.device != self._device and (tensor.device.type != "cpu" or name in parameters):
+                raise PlanError(
+                    f"dovetail.plan: {name} is on {tensor.device}, but the step was made for {self._device}; move the "
+                    "model first, then make the step; planned steps run on the CPU or on one CUDA GPU"
+                )
         now = [tensor.untyped_storage()._cdata for tensor in (*parameters.values(), *state.values())]
         if not self._native.records() and now != self._known:
             self._restart()
@@ -297,12 +303,13 @@ def step(
             each time. It may read values (``loss.item()``) and pass other numbers, such as a learning rate.
         model: module whose parameters and buffers the plan may move.
         optimizer: optimizers whose state the plan may move.
-        budget: most memory of a step: ``"2GiB"``, or ``"0.5x"`` of a step that keeps everything.
-        folder: folder for a file to which tensors may be copied. Without one, tensors are recomputed.
+        budget: most memory of a step on the model's device: ``"2GiB"``, or ``"0.5x"`` of a step that keeps everything.
+        folder: folder for a file to which tensors may be copied. Without one, tensors are recomputed. On a GPU, tensors
+            are copied to pinned memory of the CPU, and a folder is refused.
         allow: techniques: ``"recompute"``, ``"offload"``, ``"compress"``, and two that change results. ``"algorithms"``
             runs convolutions by algorithms that need less memory or time. ``"compress_mxfp8"`` keeps activations in
-            MXFP8. The default is all that keep the bits.
-        host_bytes: most bytes in ``folder``, such as ``"4GiB"``.
+            MXFP8. The default is all that keep the bits. A GPU compresses nothing.
+        host_bytes: most bytes of offloaded tensors, such as ``"4GiB"``.
         solve_s: most seconds for the search for each of the two plans.
 
     Raises:
@@ -321,10 +328,16 @@ def step(
         if not isinstance(value, kinds):
             example = '; give a size such as "2GiB", or "0.5x"' if name == "budget" else ""
             raise PlanError(f"dovetail.plan: {name} is {value!r}, of type {type(value).__name__}{example}")
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    on_gpu = device.type == "cuda"
+    if on_gpu and folder:
+        raise PlanError("dovetail.plan: folder does nothing on a GPU, which offloads to the CPU's memory; leave it out")
     if allow is None:
-        allow = [*TECHNIQUES, *(["offload"] if folder else [])]
-    elif "offload" in allow and not folder:
+        allow = ON_GPU if on_gpu else [*TECHNIQUES, *(["offload"] if folder else [])]
+    elif "offload" in allow and not folder and not on_gpu:
         raise PlanError('dovetail.plan: allow has "offload", which needs folder')
+    elif on_gpu and any(name.startswith("compress") for name in allow):
+        raise PlanError(f"dovetail.plan: allow has {list(allow)}, but nothing is compressed on a GPU yet")
     options = {
         "budget": budget,
         "folder": "" if folder is None else os.fspath(folder),
@@ -333,6 +346,6 @@ def step(
         "solve_s": solve_s,
     }
     try:
-        return Step(function, model, optimizer, options)
+        return Step(function, model, optimizer, device, options)
     except RuntimeError as error:
         raise PlanError(str(error)) from None

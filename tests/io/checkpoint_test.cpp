@@ -25,6 +25,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/machine.h"
 #include "tests/io/child.h"
 
 namespace dovetail::io::checkpoint_test {
@@ -90,7 +91,7 @@ class Checkpoint : public ::testing::Test {
   void save(const std::vector<int64_t>& steps, CheckpointFolder::Options options = {}) const {
     CheckpointFolder checkpoints(folder_, options);
     for (const int64_t step : steps) {
-      checkpoints.save_async(snapshot_of(step));
+      checkpoints.save(snapshot_of(step));
       checkpoints.wait();
     }
   }
@@ -135,7 +136,7 @@ TEST_F(Checkpoint, WithoutAnyThereIsNoLatest) {
 
 TEST_F(Checkpoint, AnEmptySnapshotIsOne) {
   CheckpointFolder checkpoints(folder_, {});
-  checkpoints.save_async({.step = 0});
+  checkpoints.save({.step = 0});
   checkpoints.wait();
   EXPECT_TRUE(read_checkpoint(checkpoints.path_of(0)).tensors.empty());
 }
@@ -157,7 +158,7 @@ TEST_F(Checkpoint, ShardsHoldAtMostTheirSizeAndTogetherEverything) {
 TEST_F(Checkpoint, TrainingMayGoOnWhileItIsWritten) {
   CheckpointFolder checkpoints(folder_, {});
   auto snapshot = snapshot_of(1, 300000);
-  checkpoints.save_async(snapshot);
+  checkpoints.save(snapshot);
   for (auto& [name, tensor] : snapshot.tensors) tensor.zero_();
   checkpoints.wait();
   expect_same(read_checkpoint(checkpoints.path_of(1)), snapshot_of(1, 300000));
@@ -179,7 +180,7 @@ TEST_F(Checkpoint, ASecondSaveOfAStepReplacesTheFirst) {
   auto other = snapshot_of(6);
   other.step = 5;
   CheckpointFolder checkpoints(folder_, {});
-  checkpoints.save_async(other);
+  checkpoints.save(other);
   checkpoints.wait();
   expect_same(read_checkpoint(path_of(5)), other);
   EXPECT_THAT(hidden_names(folder_), ElementsAre());
@@ -202,7 +203,7 @@ TEST_F(Checkpoint, RefusesNonFiniteTensorsByName) {
       tensor[777] = bad;
       snapshot.tensors["model.bad"] = tensor.to(dtype);
       CheckpointFolder checkpoints(folder_, {});
-      EXPECT_THAT(message_of([&] { checkpoints.save_async(snapshot); }),
+      EXPECT_THAT(message_of([&] { checkpoints.save(snapshot); }),
                   AllOf(HasSubstr("'model.bad'"), HasSubstr("step 1")));
       checkpoints.wait();
       EXPECT_THAT(steps(), ElementsAre());
@@ -213,9 +214,9 @@ TEST_F(Checkpoint, RefusesAStateThatJsonCannotHold) {
   CheckpointFolder checkpoints(folder_, {});
   auto snapshot = snapshot_of(1);
   snapshot.state["loss"] = std::nan("");
-  EXPECT_THAT(message_of([&] { checkpoints.save_async(snapshot); }), HasSubstr("NaN"));
+  EXPECT_THAT(message_of([&] { checkpoints.save(snapshot); }), HasSubstr("NaN"));
   snapshot.state["loss"] = "\xff";
-  EXPECT_THAT(message_of([&] { checkpoints.save_async(snapshot); }), HasSubstr("UTF-8"));
+  EXPECT_THAT(message_of([&] { checkpoints.save(snapshot); }), HasSubstr("UTF-8"));
 }
 
 TEST_F(Checkpoint, RefusesADamagedFileAndOffersTheEarlierOne) {
@@ -318,14 +319,14 @@ void expect_a_failed_save_to_lose_nothing(const fs::path& folder,
                                           const std::function<void()>& release) {
   CheckpointFolder checkpoints(folder, {});
   for (const int64_t step : {1, 2}) {
-    checkpoints.save_async(snapshot_of(step));
+    checkpoints.save(snapshot_of(step));
     checkpoints.wait();
   }
   restrict();
-  checkpoints.save_async(snapshot_of(3, 100000));
+  checkpoints.save(snapshot_of(3, 100000));
   const auto message = message_of([&] { checkpoints.wait(); });
-  checkpoints.save_async(snapshot_of(4, 100000));
-  const auto seen_by_next_save = message_of([&] { checkpoints.save_async(snapshot_of(5)); });
+  checkpoints.save(snapshot_of(4, 100000));
+  const auto seen_by_next_save = message_of([&] { checkpoints.save(snapshot_of(5)); });
   release();
   EXPECT_THAT(message,
               AllOf(HasSubstr("step 3 was not written"), HasSubstr("the newest is step-00000002")));
@@ -334,7 +335,7 @@ void expect_a_failed_save_to_lose_nothing(const fs::path& folder,
   EXPECT_THAT(checkpoints.steps(), ElementsAre(1, 2));
   expect_same(read_checkpoint(checkpoints.path_of(1)), snapshot_of(1));
   expect_same(read_latest_checkpoint(folder), snapshot_of(2));
-  checkpoints.save_async(snapshot_of(6));
+  checkpoints.save(snapshot_of(6));
   checkpoints.wait();
   expect_same(read_latest_checkpoint(folder), snapshot_of(6));
 }
@@ -379,8 +380,7 @@ TEST(CheckpointChild, SavesUntilKilled) {
   checkpoints.clean();
   ASSERT_TRUE(hidden_names(folder).empty());
   for (int64_t step = read_latest_checkpoint(folder).step;; ++step) {
-    checkpoints.save_async(
-        snapshot_of(std::max<int64_t>(step, 0)));  // the newest is replaced first
+    checkpoints.save(snapshot_of(std::max<int64_t>(step, 0)));  // the newest is replaced first
     checkpoints.wait();
     ASSERT_EQ(::write(test::kSavesFd, "s", 1), 1);
   }
@@ -404,6 +404,18 @@ TEST_F(Checkpoint, KilledAtAnyMomentLeavesOnlyWholeCheckpoints) {
   CheckpointFolder(folder_, {}).clean();
   EXPECT_THAT(hidden_names(folder_), ElementsAre());
   expect_same(read_latest_checkpoint(folder_), snapshot_of(newest));
+}
+
+TEST_F(Checkpoint, ASaveThatIsNotBesideTrainingCopiesNothingAndReturnsWhenItIsWritten) {
+  CheckpointFolder checkpoints(folder_, {.beside_training = false});
+  const at::Tensor weights = torch::randn({1 << 24});  // 64 MiB
+  reset_peak_resident();
+  const uint64_t before = resident_bytes();
+  checkpoints.save({.step = 3, .tensors = {{"w", weights}}, .state = {{"a", 1}}});
+  EXPECT_LT(peak_resident_bytes(), before + (uint64_t{16} << 20));
+  const at::Tensor saved = weights.clone();
+  weights.zero_();
+  EXPECT_TRUE(read_latest_checkpoint(folder_).tensors.at("w").equal(saved));
 }
 
 }  // namespace

@@ -132,7 +132,7 @@ void save(CheckpointFolder& checkpoints, int64_t step, int64_t since = -1) {
     to.append({values.narrow(0, half, count - half), numbers.narrow(0, half, count - half)});
   }
   add_keyed(to, step, since);
-  checkpoints.save_async(
+  checkpoints.save(
       {.step = step, .tensors = {{"dense", at::full({4}, step)}}, .state = {{"at", step}}});
   checkpoints.wait();
 }
@@ -255,7 +255,7 @@ TEST_F(DeltaCheckpoint, AnOlderProgramRefusesIt) {
   for (const auto kind : {CheckpointKind::kFull, CheckpointKind::kDelta}) {
     const int64_t step = kind == CheckpointKind::kFull ? 6 : 8;
     checkpoints.begin(step, kind);
-    checkpoints.save_async({.step = step});
+    checkpoints.save({.step = step});
     checkpoints.wait();
   }
   EXPECT_EQ(nlohmann::json::parse(read_file(path_of(8) / "manifest.json"))["version"], 2)
@@ -282,7 +282,7 @@ TEST_F(DeltaCheckpoint, RefusesKeysThatFitNothing) {
     StreamedTensors& to = checkpoints.begin(4, CheckpointKind::kDelta);
     to.begin({{"t.weight", at::kFloat, {0, kWidth}, "t.rows"}, {"t.rows", at::kLong, {0}}});
     add(to, keys, values, removed);
-    checkpoints.save_async({.step = 4});
+    checkpoints.save({.step = 4});
     checkpoints.wait();
     return message_of([&] { read_checkpoint(path_of(4)); });
   };
@@ -305,7 +305,7 @@ void save_rows(CheckpointFolder& checkpoints, int64_t step, CheckpointKind kind,
   const int64_t count = std::ssize(rows);
   to.begin({{"t.weight", at::kFloat, {count, kWidth}, "t.rows"}, {"t.rows", at::kLong, {count}}});
   to.append({at::full({count, kWidth}, step, at::kFloat), at::tensor(rows, at::kLong)});
-  checkpoints.save_async({.step = step});
+  checkpoints.save({.step = step});
   checkpoints.wait();
 }
 
@@ -344,7 +344,7 @@ TEST_F(DeltaCheckpoint, RefusesNaNInABlockAndLeavesNothing) {
   to.begin({{"t.weight", at::kFloat, {2, 1}}});
   to.append({at::full({1, 1}, std::numeric_limits<float>::quiet_NaN())});
   to.append({at::zeros({1, 1})});
-  EXPECT_THAT(message_of([&] { checkpoints.save_async({.step = 4}); }),
+  EXPECT_THAT(message_of([&] { checkpoints.save({.step = 4}); }),
               HasSubstr("checkpoint of step 4 refused: 't.weight' has a NaN"));
   for (const auto& entry : fs::directory_iterator(folder_)) EXPECT_EQ(entry.path(), path_of(2));
   save(checkpoints, 6);
@@ -362,7 +362,7 @@ TEST_F(DeltaCheckpoint, ADiskThatTakesNoMoreLosesNoEarlierCheckpoint) {
   StreamedTensors& to = checkpoints.begin(6, CheckpointKind::kFull);
   to.begin({{"t.weight", at::kFloat, {100000, 1}}});
   for (int block = 0; block < 10; ++block) to.append({at::zeros({10000, 1})});
-  checkpoints.save_async({.step = 6});
+  checkpoints.save({.step = 6});
   const std::string message = message_of([&] { checkpoints.wait(); });
   ::setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, old_handler);

@@ -19,8 +19,9 @@ TEST(CudaModule, OpensInAProcessThatHasLoadedOpsAlone) {
       << "this process has loaded more than ops";
   void* module = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   ASSERT_NE(module, nullptr) << dlerror();
-  for (const char* entry : {"dovetail_cuda_kernels", "dovetail_mx_cuda_kernels",
-                            "dovetail_moe_cuda_kernels", "dovetail_embedding_cuda_kernels"})
+  for (const char* entry :
+       {"dovetail_cuda_kernels", "dovetail_mx_cuda_kernels", "dovetail_moe_cuda_kernels",
+        "dovetail_embedding_cuda_kernels", "dovetail_plan_cuda_device", "dovetail_cudnn_kernels"})
     EXPECT_NE(dlsym(module, entry), nullptr) << entry;
 }
 

@@ -256,6 +256,29 @@ TEST_F(Algorithms, AreTimedOnZeros) {
             graph.graph.nodes[forward_[1]].algorithms[1].time_s);
 }
 
+TEST_F(Algorithms, ThatAreWorseThanAnotherAreDropped) {
+  // "aten" is the slowest, but stays. The first of equal ones stays. 1e9 s: it cannot run.
+  struct Given {
+    double time_s;
+    int64_t workspace_bytes;
+  };
+  const std::vector<Given> given = {{9, 0}, {5, 100}, {4, 200}, {5, 150}, {4, 200}, {1e9, 0}};
+  StepGraph graph;
+  auto& algorithms = graph.graph.nodes.emplace_back().algorithms;
+  auto& variants = graph.nodes.emplace_back().variants;
+  for (size_t i = 0; i < given.size(); ++i) {
+    algorithms.push_back({std::to_string(i), given[i].time_s, given[i].workspace_bytes});
+    if (i > 0) variants.push_back({.memory = {.workspace_bytes = given[i].workspace_bytes}});
+  }
+  drop_dominated(graph);
+  std::vector<std::string> left;
+  for (const Algorithm& algorithm : algorithms) left.push_back(algorithm.name);
+  EXPECT_EQ(left, (std::vector<std::string>{"0", "1", "2"}));
+  ASSERT_EQ(variants.size(), 2u);
+  for (size_t i = 0; i < variants.size(); ++i)
+    EXPECT_EQ(variants[i].memory.workspace_bytes, algorithms[i + 1].workspace_bytes);
+}
+
 TEST_F(Algorithms, AreChosenByMemoryToo) {
   for (GraphNode& node : graph_.graph.nodes)
     for (Algorithm& algorithm : node.algorithms)

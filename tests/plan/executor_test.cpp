@@ -515,7 +515,7 @@ TEST_F(ExecutedPlan, WhatIsTooSmallToBeOffloadedMayNotStartOnTheHost) {
   insert(0, {.op = Op::kPrefetch, .tensor = t});
   EXPECT_THAT([&] { Executor(captured_, graph_, plan_, {}); },
               ::testing::ThrowsMessage<UserError>(
-                  ::testing::HasSubstr("norm.weight.momentum of 64 bytes is too small")));
+                  ::testing::HasSubstr("norm.weight.momentum of 256 bytes is too small")));
 }
 
 TEST_F(ExecutedPlan, AnotherShapeIsAnError) {

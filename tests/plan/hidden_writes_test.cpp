@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/plan/device/fingerprint.h"
 #include "dovetail/plan/model/index_list.h"
 #include "dovetail/plan/model/packing.h"
 #include "dovetail/plan/record/capture.h"
-#include "dovetail/plan/record/fingerprint.h"
 #include "dovetail/plan/record/step_graph.h"
 #include "dovetail/plan/run/executor.h"
 #include "dovetail/plan/solve/solve.h"

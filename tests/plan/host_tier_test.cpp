@@ -1,11 +1,11 @@
-#include "dovetail/plan/run/host_tier.h"
+#include "dovetail/plan/device/host_tier.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
+#include "dovetail/plan/device/planned_allocator.h"
 #include "dovetail/plan/model/packing.h"
-#include "dovetail/plan/run/planned_allocator.h"
 #include "tests/base/temporary_folder.h"
 #include "tests/plan/random_graph.h"
 

@@ -1,4 +1,4 @@
-#include "dovetail/plan/run/paged_memory.h"
+#include "dovetail/plan/device/paged_memory.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>

@@ -14,22 +14,22 @@ namespace dovetail::plan {
 /// dropout and momentum.
 class SmallStep : public MomentumStep {
  public:
-  explicit SmallStep(int64_t batch = 8) : MomentumStep(0.05) {
+  explicit SmallStep(int64_t batch = 8, c10::Device device = c10::kCPU) : MomentumStep(0.05) {
     at::manual_seed(1);
     const auto parameter = [&](const char* name, at::IntArrayRef sizes) {
-      return add_parameter(name, (at::randn(sizes) * 0.1).requires_grad_());
+      return add_parameter(name, (at::randn(sizes) * 0.1).to(device).requires_grad_());
     };
     w1_ = parameter("conv1.weight", {16, 3, 3, 3});
     w2_ = parameter("conv2.weight", {16, 16, 3, 3});
     gain_ = parameter("norm.weight", {16});
     shift_ = parameter("norm.bias", {16});
     w3_ = parameter("head.weight", {10, 16 * 8 * 8});
-    mean_ = at::zeros({16});
-    variance_ = at::ones({16});
+    mean_ = at::zeros({16}, device);
+    variance_ = at::ones({16}, device);
     add_state("norm.mean", mean_);
     add_state("norm.variance", variance_);
-    images_ = at::randn({batch, 3, 16, 16});
-    targets_ = at::randint(0, 10, {batch});
+    images_ = at::randn({batch, 3, 16, 16}).to(device);
+    targets_ = at::randint(0, 10, {batch}).to(device);
   }
 
   std::vector<at::Tensor> operator()() {

@@ -170,10 +170,28 @@ TEST_F(RunConfigFile, TellsWhatMemoryMayAllow) {
   for (const std::string_view name : train::MemorySection::kTechniques)
     EXPECT_EQ(refusal(budget + "folder = \"/tmp\"\nallow = [\"" + std::string(name) + "\"]\n"),
               "accepted");
-  EXPECT_THAT(refusal(budget + "allow = [\"offload\", \"recompute\"]\n"),
+  const auto refused_on = [&](c10::Device device, const std::string& toml) -> std::string {
+    const RunConfig config = load(budget + toml);
+    try {
+      check_memory_on(config, device);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(refused_on(c10::kCPU, "allow = [\"offload\", \"recompute\"]\n"),
               HasSubstr("memory.allow has \"offload\", but memory.folder names no folder"));
-  EXPECT_THAT(refusal(budget + "host_bytes = \"1GiB\"\n"),
+  EXPECT_THAT(refused_on(c10::kCPU, "host_bytes = \"1GiB\"\n"),
               HasSubstr("limits memory.folder, which is not given"));
+  EXPECT_EQ(refused_on(c10::kCUDA, "allow = [\"offload\"]\nhost_bytes = \"1GiB\"\n"), "accepted");
+  EXPECT_THAT(refused_on(c10::kCUDA, "folder = \"/tmp\"\n"),
+              HasSubstr("memory.folder does nothing on a GPU"));
+  EXPECT_THAT(refused_on(c10::kCUDA, "allow = [\"compress\"]\n"),
+              HasSubstr("memory.allow has \"compress\", which does not work on a GPU"));
+  EXPECT_THAT(refused_on(c10::kCUDA,
+                         "[model.moe]\nexperts = 4\ncapacity_factor = 1.0\n"
+                         "drop = \"position\"\npad_to_capacity = true\n"),
+              HasSubstr("mixture of experts on a GPU"));
   EXPECT_THAT(refusal(budget + "folder = \"/tmp\"\nhost_bytes = \"much\"\n"),
               HasSubstr("is not a number of bytes"));
   EXPECT_EQ(refusal(budget + "allow = []\n"), "accepted");
@@ -183,13 +201,15 @@ TEST_F(RunConfigFile, TellsWhatMemoryMayAllow) {
                               "\"compress_mxfp8\", \"algorithms\"")));
   EXPECT_THAT(refusal("[memory]\nallow = [\"offload\"]\n"),
               HasSubstr("do nothing without memory.budget"));
-  const plan::PlannedStep::Options usual = planned_step_options({}),
-                                   lossy = planned_step_options({.allow = {"compress_mxfp8"}});
+  const plan::PlannedStep::Options usual = planned_step_options({}, c10::kCPU),
+                                   lossy = planned_step_options({.allow = {"compress_mxfp8"}},
+                                                                c10::kCPU);
   EXPECT_TRUE(!usual.offload && usual.recompute && usual.compress && !usual.algorithms &&
               !usual.compress_mxfp8);
   const plan::PlannedStep::Options on_disk =
-      planned_step_options({.folder = "/tmp", .host_bytes = "2KiB"});
+      planned_step_options({.folder = "/tmp", .host_bytes = "2KiB"}, c10::kCPU);
   EXPECT_TRUE(on_disk.offload && on_disk.recompute && on_disk.host_bytes == 2048);
+  EXPECT_TRUE(planned_step_options({}, c10::kCUDA).offload);
   EXPECT_TRUE(!lossy.offload && !lossy.recompute && !lossy.compress && !lossy.algorithms &&
               lossy.compress_mxfp8);
 }

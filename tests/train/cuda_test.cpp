@@ -36,6 +36,29 @@ TEST(Cuda, TrainsToTheLossOfTheCpu) {
   EXPECT_GT(gpu_memory().peak_bytes, 0u);
 }
 
+TEST(Cuda, ABudgetChangesNoLoss) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const test::TinyRun run;
+  for (const char* const recipe : {"fp32", "bf16", "mxfp8"}) {
+    const auto losses_within = [&](const std::string& budget) {
+      const std::string name = fmt::format("{}-{}", recipe, budget.empty() ? "free" : "planned");
+      RunConfig config = run.config(name);
+      config.run.device = "cuda";
+      config.precision.recipe = recipe;
+      config.memory.budget = budget;
+      config.memory.solve_s = 1;
+      config.train.batch *= 32;  // activations exceed the workspaces of libraries
+      train(config, comm::world_from_environment(), {.quiet = true});
+      std::vector<double> losses;
+      for (const auto& line : run.metrics(name)) losses.push_back(line["loss"]);
+      return losses;
+    };
+    const std::vector<double> expected = losses_within("");  // first: it makes the workspaces
+    EXPECT_EQ(expected.size(), 12u);
+    EXPECT_EQ(losses_within("0.9x"), expected) << recipe;
+  }
+}
+
 TEST(Cuda, AFullGpuEndsWithABatchThatFits) {
   if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
   const test::TinyRun run;

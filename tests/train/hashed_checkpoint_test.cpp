@@ -152,7 +152,7 @@ class HashedCheckpoint : public ::testing::Test {
         const auto kind = step == kFull ? io::CheckpointKind::kFull : io::CheckpointKind::kDelta;
         save_hashed_tables(*tables, kind, folder ? &folder->begin(step, kind) : nullptr);
         tables->forget_changes();
-        if (folder) folder->save_async({.step = step});
+        if (folder) folder->save({.step = step});
         if (folder) folder->wait();
         Contents now = read_all(*tables);
         if (group->rank() == 0) contents[step] = std::move(now);

@@ -38,7 +38,8 @@ plan::PlannedStep::Options with_budget(const Case& of, plan::PlannedStep::Option
   looked.step->plan_memory(options);
   for (int i = 1; i <= 3; ++i) looked.run(i);
   const plan::Graph& graph = looked.step->memory_plan()->graph();
-  const int64_t floor = plan::floor_of(graph, plan::PlannedStep::solve_options(options)).bytes;
+  const int64_t floor =
+      plan::floor_of(graph, plan::PlannedStep::solve_options(options, c10::kCPU)).bytes;
   const int64_t kept = plan::keep_all_bytes(graph);
   options.budget =
       std::to_string(floor + static_cast<int64_t>(share * static_cast<double>(kept - floor)));

@@ -66,7 +66,7 @@ void save(DistributedTables& tables, io::CheckpointFolder* folder, int64_t step,
   save_tables(tables, kind, folder == nullptr ? nullptr : &folder->begin(step, kind));
   tables.forget_changes();
   if (folder == nullptr) return;
-  folder->save_async({.step = step});
+  folder->save({.step = step});
   folder->wait();
 }
 

@@ -75,7 +75,7 @@ class ImportCommand : public Command {
     write_file_atomically(out / "config.toml",
                           config_to_toml([&](Section& s) { config.describe(s); }));
     io::CheckpointFolder checkpoints(out / "checkpoints", {});
-    checkpoints.save_async(train::initial_snapshot(*model, *tokenizer, config));
+    checkpoints.save(train::initial_snapshot(*model, *tokenizer, config));
     checkpoints.wait();
     if (json_) {
       print_json({{"run", out_}, {"step", 0}});

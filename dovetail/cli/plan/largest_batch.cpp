@@ -49,7 +49,8 @@ class Needs {
   Needs(const train::RunConfig& config, std::shared_ptr<comm::Group> group)
       : group_(std::move(group)), run_(train::resolve_trial(config, *group_)), key_(run_) {
     budget_ = config.memory.budget;
-    options_ = plan::PlannedStep::solve_options(train::planned_step_options(config.memory));
+    options_ = plan::PlannedStep::solve_options(
+        train::planned_step_options(config.memory, run_.device), run_.device);
     why_estimated_ = why_it_is_not_recorded();
     if (why_estimated_.empty()) record();
   }
@@ -151,7 +152,7 @@ plan::Graph record_with(const train::ResolvedRun& run, const std::shared_ptr<com
   // Two micro-batches represent any number of them: all others allocate and free like the second.
   const auto trial =
       train::make_trial(run, group, key.accumulates() ? 2 * samples : samples, samples);
-  plan::PlannedStep::Options options = train::planned_step_options(run.config.memory);
+  plan::PlannedStep::Options options = train::planned_step_options(run.config.memory, run.device);
   options.budget = "1x";
   trial->plan_memory(options);
   for (int i = 0; i < kRecordedSteps; ++i) trial->run();

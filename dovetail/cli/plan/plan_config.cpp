@@ -54,7 +54,7 @@ class ConfigPlan {
         config_(load(request)),
         group_(comm::world_from_environment({.timeout_s = config_.comm.timeout_s})),
         run_(train::resolve_trial(config_, *group_)),
-        options_(train::planned_step_options(config_.memory)) {
+        options_(train::planned_step_options(config_.memory, run_.device)) {
     options_.curve_budgets =
         request.curve || !request.out.empty() ? plan::PlannedStep::kCurveBudgets : 0;
     user_check(group_->size() == 1, "dovetail plan looks at one rank, but this job has {}",
@@ -63,20 +63,20 @@ class ConfigPlan {
   }
 
   void make() {
-    const uint64_t before_bytes = resident_bytes();
+    const plan::StepDevice& device = plan::step_device(run_.device);
+    const int64_t before_bytes = device.held_bytes();
     const auto peak_bytes = [&] {
-      const uint64_t peak = peak_resident_bytes();
-      return peak > before_bytes ? peak - before_bytes : 0;
+      return static_cast<uint64_t>(std::max<int64_t>(device.peak_held_bytes() - before_bytes, 0));
     };
     trial_ = train::make_trial(run_, group_, run_.maximum_samples, run_.micro_batch);
     trial_->run();
-    reset_peak_resident();
+    device.reset_peak();
     std::vector<double> seconds(kEagerSteps);
     for (double& step_s : seconds) step_s = trial_->run();
     measured_ = {.eager_s = median(std::move(seconds)), .eager_process_bytes = peak_bytes()};
-    give_back_freed_memory();
-    reset_peak_resident();
-    options_.idle_bytes = before_bytes;
+    device.give_back_freed();
+    device.reset_peak();
+    options_.idle_bytes = static_cast<uint64_t>(before_bytes);
     trial_->plan_memory(options_);
     for (int i = 0; i < kUnplannedSteps; ++i) trial_->run();
     check_floor();
@@ -128,7 +128,7 @@ class ConfigPlan {
   void check_floor() const {
     plan::Graph graph = plan().graph();
     graph.budget_bytes = plan::parse_budget(config_.memory.budget, plan::keep_all_bytes(graph));
-    const plan::SolveOptions how = plan::PlannedStep::solve_options(options_);
+    const plan::SolveOptions how = plan::PlannedStep::solve_options(options_, run_.device);
     const plan::Floor floor = plan::floor_of(graph, how);
     if (graph.budget_bytes < floor.bytes)
       throw plan::below_floor(

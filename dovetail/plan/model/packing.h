@@ -10,7 +10,7 @@ namespace dovetail::plan {
 /// Alignment of addresses, in bytes. All addresses are multiples of kAlignment. A storage of
 /// kPagedBytes or more has a multiple of kPage as its address, and as the size that a plan counts.
 /// Such storages can be copied to a file and back without an intermediate copy.
-inline constexpr int64_t kAlignment = 64, kPage = 4096, kPagedBytes = 32 * 1024;
+inline constexpr int64_t kAlignment = 256, kPage = 4096, kPagedBytes = 32 * 1024;
 
 /// Returns the bytes that a plan counts for a storage of `bytes`: its size rounded up to a multiple
 /// of its alignment.

@@ -1,5 +1,6 @@
 #include "dovetail/plan/record/algorithms.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -13,8 +14,11 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/log.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/convolution.h"
+#include "dovetail/ops/gpu_convolution.h"
+#include "dovetail/plan/device/step_device.h"
 #include "dovetail/plan/record/capture.h"
 #include "dovetail/plan/record/operation_call.h"
 
@@ -48,11 +52,13 @@ bool contiguous(const TensorUse& use) {
 
 CapturedArgument value(c10::IValue given) { return {.value = std::move(given)}; }
 
-/// Operation that replaces `captured` and makes `makes` from `arguments`. Its allocations are not
-/// recorded yet.
-CapturedOperation in_place_of(const CapturedOperation& captured, const char* name,
-                              std::vector<CapturedArgument> arguments, std::vector<int> makes) {
-  CapturedOperation out{.handle = c10::Dispatcher::singleton().findSchemaOrThrow(name, ""),
+/// Operation that replaces `captured` and makes `makes` from `arguments`. `workspace_bytes`: it
+/// allocates its results, then a workspace of this size; otherwise its allocations are not known
+/// yet.
+CapturedOperation in_place_of(const CapturedOperation& captured, const std::string& name,
+                              std::vector<CapturedArgument> arguments, std::vector<int> makes,
+                              std::optional<int64_t> workspace_bytes = {}) {
+  CapturedOperation out{.handle = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), ""),
                         .name = name,
                         .layer = captured.layer,
                         .backward = captured.backward,
@@ -63,16 +69,29 @@ CapturedOperation in_place_of(const CapturedOperation& captured, const char* nam
       if (use.storage >= 0 &&
           std::find(out.reads.begin(), out.reads.end(), use.storage) == out.reads.end())
         out.reads.push_back(use.storage);
+  for (size_t i = 0; workspace_bytes && i < out.makes.size(); ++i)
+    out.makes_allocation.push_back(static_cast<int>(i));
+  if (workspace_bytes.value_or(0) > 0) {
+    const auto number = static_cast<int>(out.makes.size());
+    out.memory = {{number, *workspace_bytes, false}, {number, *workspace_bytes, true}};
+  }
   return out;
 }
+
+/// Algorithm for a pass of a convolution. On a GPU its workspace is known, and is an argument of
+/// its operation.
+struct Choice {
+  std::string name;
+  std::optional<int64_t> workspace_bytes;
+};
 
 /// Convolution of the step that has alternative algorithms.
 struct Convolution {
   /// Returns nullopt if the operation has no alternatives.
-  static std::optional<Convolution> of(const CapturedOperation& operation) {
+  static std::optional<Convolution> of(const CapturedOperation& operation, bool on_gpu) {
     const bool backward = operation.name == "aten::convolution_backward";
     if (!backward && operation.name != "aten::convolution") return std::nullopt;
-    Convolution out{.operation = operation, .backward = backward};
+    Convolution out{.operation = operation, .backward = backward, .on_gpu = on_gpu};
     const auto& a = operation.arguments;
     for (size_t i = 0; i < (backward ? 3 : 2); ++i)
       if (a[i].kind != Kind::kTensor || a[i].uses[0].dtype != at::kFloat ||
@@ -102,7 +121,7 @@ struct Convolution {
   }
 
   const CapturedOperation& operation;
-  bool backward;
+  bool backward, on_gpu;
   ops::ConvolutionOptions options;
   bool data = false, weight = false, bias = false;           // requested gradients
   int64_t left_bytes = std::numeric_limits<int64_t>::max();  // maximum bytes of a workspace
@@ -110,18 +129,54 @@ struct Convolution {
   const TensorUse& weight_use() const { return operation.arguments[backward ? 2 : 1].uses[0]; }
   const TensorUse& x_use() const { return operation.arguments[backward ? 1 : 0].uses[0]; }
 
-  std::vector<CapturedArgument> geometry(std::string_view algorithm) const {
-    return {value(std::vector<int64_t>(options.stride.begin(), options.stride.end())),
-            value(std::vector<int64_t>(options.padding.begin(), options.padding.end())),
-            value(std::string(algorithm))};
+  std::vector<CapturedArgument> geometry(const Choice& choice) const {
+    std::vector<CapturedArgument> out = {
+        value(std::vector<int64_t>(options.stride.begin(), options.stride.end())),
+        value(std::vector<int64_t>(options.padding.begin(), options.padding.end())),
+        value(choice.name)};
+    if (choice.workspace_bytes) out.push_back(value(*choice.workspace_bytes));
+    return out;
   }
 
-  bool applies(ops::ConvolutionPass pass, ops::ConvolutionAlgorithm algorithm) const {
-    ops::ConvolutionOptions by = options;
-    by.algorithm = algorithm;
-    return !ops::why_not(pass, weight_use().sizes, by) &&
-           ops::convolution_workspace_bytes(pass, x_use().sizes, weight_use().sizes, by) <=
-               left_bytes;
+  /// Returns the algorithms of a pass, except ATen's, whose workspace is at most `left_bytes`.
+  std::vector<Choice> choices(ops::ConvolutionPass pass) const {
+    std::vector<Choice> out;
+    if (on_gpu) {
+      for (ops::GpuConvolutionAlgorithm& found : ops::gpu_convolution_algorithms(on_gpu_of(pass)))
+        if (found.workspace_bytes <= left_bytes)
+          out.push_back({std::move(found.name), found.workspace_bytes});
+      return out;
+    }
+    for (const auto algorithm :
+         {ops::ConvolutionAlgorithm::kIm2col, ops::ConvolutionAlgorithm::kWinograd}) {
+      ops::ConvolutionOptions by = options;
+      by.algorithm = algorithm;
+      if (!ops::why_not(pass, weight_use().sizes, by) &&
+          ops::convolution_workspace_bytes(pass, x_use().sizes, weight_use().sizes, by) <=
+              left_bytes)
+        out.push_back({std::string(ops::name(algorithm)), std::nullopt});
+    }
+    return out;
+  }
+
+  /// Returns the name of our operation for a pass.
+  std::string operation_for(const char* suffix) const {
+    return fmt::format("dovetail::{}convolution{}", on_gpu ? "gpu_" : "", suffix);
+  }
+
+ private:
+  ops::GpuConvolution on_gpu_of(ops::ConvolutionPass pass) const {
+    ops::GpuConvolution out{.pass = pass,
+                            .stride = options.stride,
+                            .padding = options.padding,
+                            .tf32 = at::globalContext().allowTF32CuDNN()};
+    std::ranges::copy(x_use().sizes, out.x.begin());
+    std::ranges::copy(weight_use().sizes, out.weight.begin());
+    out.y = {out.x[0], out.weight[0], 0, 0};
+    for (size_t d = 0; d < 2; ++d)
+      out.y[d + 2] =
+          (out.x[d + 2] + 2 * options.padding[d] - out.weight[d + 2]) / options.stride[d] + 1;
+    return out;
   }
 };
 
@@ -131,23 +186,18 @@ struct Pass {
   CapturedOperation operation;
 };
 
-constexpr std::array kAlgorithms = {ops::ConvolutionAlgorithm::kIm2col,
-                                    ops::ConvolutionAlgorithm::kWinograd};
-
 void append(std::vector<CapturedArgument>& to, std::vector<CapturedArgument> more) {
   to.insert(to.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
 }
 
 std::vector<Pass> forward_passes(const Convolution& c) {
   std::vector<Pass> out;
-  for (const auto algorithm : kAlgorithms) {
-    if (!c.applies(ops::ConvolutionPass::kForward, algorithm)) continue;
+  for (const Choice& choice : c.choices(ops::ConvolutionPass::kForward)) {
     std::vector<CapturedArgument> arguments(c.operation.arguments.begin(),
                                             c.operation.arguments.begin() + 3);
-    append(arguments, c.geometry(name(algorithm)));
-    out.push_back(
-        {std::string(name(algorithm)), in_place_of(c.operation, "dovetail::convolution",
-                                                   std::move(arguments), c.operation.makes)});
+    append(arguments, c.geometry(choice));
+    out.push_back({choice.name, in_place_of(c.operation, c.operation_for(""), std::move(arguments),
+                                            c.operation.makes, choice.workspace_bytes)});
   }
   return out;
 }
@@ -163,14 +213,13 @@ Pass masked(const Convolution& c, std::array<bool, 3> mask, std::vector<int> mak
 std::vector<Pass> data_passes(const Convolution& c) {
   if (!c.data) return {};
   std::vector<Pass> out = {masked(c, {true, false, false}, {c.operation.makes[0]})};
-  for (const auto algorithm : kAlgorithms) {
-    if (!c.applies(ops::ConvolutionPass::kBackwardData, algorithm)) continue;
+  for (const Choice& choice : c.choices(ops::ConvolutionPass::kBackwardData)) {
     std::vector<CapturedArgument> arguments = {c.operation.arguments[0], c.operation.arguments[2],
                                                value(c.x_use().sizes)};
-    append(arguments, c.geometry(name(algorithm)));
-    out.push_back({std::string(name(algorithm)),
-                   in_place_of(c.operation, "dovetail::convolution_backward_data",
-                               std::move(arguments), {c.operation.makes[0]})});
+    append(arguments, c.geometry(choice));
+    out.push_back({choice.name,
+                   in_place_of(c.operation, c.operation_for("_backward_data"), std::move(arguments),
+                               {c.operation.makes[0]}, choice.workspace_bytes)});
   }
   return out;
 }
@@ -180,15 +229,13 @@ std::vector<Pass> weight_passes(const Convolution& c) {
   const std::vector<int> makes(c.operation.makes.begin() + (c.data ? 1 : 0),
                                c.operation.makes.end());
   std::vector<Pass> out = {masked(c, {false, true, c.bias}, makes)};
-  for (const auto algorithm : kAlgorithms) {
-    if (!c.applies(ops::ConvolutionPass::kBackwardWeight, algorithm)) continue;
+  for (const Choice& choice : c.choices(ops::ConvolutionPass::kBackwardWeight)) {
     std::vector<CapturedArgument> arguments = {c.operation.arguments[0], c.operation.arguments[1],
                                                value(c.weight_use().sizes)};
-    append(arguments, c.geometry(name(algorithm)));
+    append(arguments, c.geometry(choice));
     arguments.push_back(value(c.bias));
-    out.push_back({std::string(name(algorithm)),
-                   in_place_of(c.operation, "dovetail::convolution_backward_weight",
-                               std::move(arguments), makes)});
+    out.push_back({choice.name, in_place_of(c.operation, c.operation_for("_backward_weight"),
+                                            std::move(arguments), makes, choice.workspace_bytes)});
   }
   return out;
 }
@@ -219,7 +266,7 @@ std::vector<std::pair<std::string, std::vector<CapturedOperation>>> alternatives
 
 /// Records the allocations of an operation by running it on zeros. It runs once before the
 /// recording, because first calls allocate differently.
-void record_memory(CapturedOperation& operation) {
+void record_memory(c10::Device device, CapturedOperation& operation) {
   std::vector<std::pair<int, at::Tensor>> scratch;
   CapturedOperation on_scratch = operation;
   StepTensors found;
@@ -228,8 +275,9 @@ void record_memory(CapturedOperation& operation) {
       if (use.storage < 0) continue;
       use.storage = static_cast<int>(scratch.size());
       use.offset = 0;
-      scratch.emplace_back(use.storage, at::zeros(use.sizes, use.dtype));
-      found.inputs.emplace_back(fmt::format("argument {}", use.storage), scratch.back().second);
+      scratch.emplace_back(use.storage,
+                           at::zeros(use.sizes, at::TensorOptions(use.dtype).device(device)));
+      found.parameters.emplace_back(fmt::format("argument {}", use.storage), scratch.back().second);
     }
   const auto run = [&] {
     std::vector<at::Tensor> made;
@@ -247,8 +295,19 @@ void record_memory(CapturedOperation& operation) {
   operation.makes_allocation = recorded.operations[0].makes_allocation;
 }
 
-void find_memory(CapturedOperation& operation, ProfileCache& cache) {
-  const std::string key = "memory of " + key_of({&operation, 1}).value();
+/// Finds the allocations of an operation. Our GPU operations state their workspaces:
+/// only the sizes of their results are missing.
+void find_memory(const CapturedStep& step, CapturedOperation& operation, ProfileCache& cache) {
+  if (operation.name.starts_with("dovetail::gpu_")) {
+    std::vector<MemoryEvent> results;
+    for (size_t i = 0; i < operation.makes.size(); ++i)
+      results.push_back(
+          {static_cast<int>(i), step.storages[operation.makes[i]].bytes, /*ends=*/false});
+    operation.memory.insert(operation.memory.begin(), results.begin(), results.end());
+    return;
+  }
+  const std::string key = fmt::format("memory on {} of {}", step_device(step.device).name(),
+                                      key_of({&operation, 1}).value());
   if (const auto known = cache.find(key)) {
     operation.makes_allocation = known->at("makes").get<std::vector<int>>();
     for (const nlohmann::json& event : known->at("events"))
@@ -256,7 +315,7 @@ void find_memory(CapturedOperation& operation, ProfileCache& cache) {
           {event.at(0).get<int>(), event.at(1).get<int64_t>(), event.at(2).get<bool>()});
     return;
   }
-  record_memory(operation);
+  record_memory(step.device, operation);
   nlohmann::json events = nlohmann::json::array();
   for (const MemoryEvent& event : operation.memory)
     events.push_back({event.allocation, event.bytes, event.ends});
@@ -271,65 +330,91 @@ int64_t bytes_of(const CapturedStep& step, const CapturedOperation& operation) {
   return bytes;
 }
 
-/// Runs operations on zeros. Storages that an operation makes are read by the next ones.
-class OnZeros {
- public:
-  OnZeros(const CapturedStep& step, std::span<const CapturedOperation> operations)
-      : step_(step), operations_(operations) {}
+constexpr double kCannotRun_s = 1e9;  // time of an algorithm that fails
 
-  /// Returns the seconds of one run.
-  double run() {
-    double seconds = 0;
-    for (const CapturedOperation& operation : operations_) {
-      for (const auto* list : {&operation.reads, &operation.writes})
-        for (const int storage : *list) zeros(storage);
-      for (const int storage : operation.makes) storages_.erase(storage);
-      const double begin_s = now_seconds();
-      const torch::jit::Stack results =
-          call(operation, [this](int storage) { return storages_.at(storage); });
-      seconds += now_seconds() - begin_s;
-      size_t made = 0;
-      for_each_tensor(results, [&](const at::Tensor& tensor) {
-        if (made < operation.makes.size())
-          storages_.insert_or_assign(operation.makes[made++], tensor.storage());
-      });
+/// Returns the seconds of an operation on zeros: the minimum of some runs after a warm-up.
+double seconds_on_zeros(const CapturedStep& step, const CapturedOperation& operation) {
+  constexpr int kRuns = 3;
+  const StepDevice& device = step_device(step.device);
+  std::map<int, c10::Storage> zeros;
+  for (const auto* list : {&operation.reads, &operation.writes})
+    for (const int storage : *list) {
+      const auto options = at::TensorOptions(at::kByte).device(
+          step.storages[storage].elsewhere ? c10::Device(c10::kCPU) : step.device);
+      if (!zeros.contains(storage))
+        zeros.emplace(storage, at::zeros({step.storages[storage].bytes}, options).storage());
     }
-    return seconds;
+  double seconds = std::numeric_limits<double>::infinity();
+  for (int i = 0; i <= kRuns; ++i) {
+    device.wait();
+    const double begin_s = now_seconds();
+    call(operation, [&](int storage) { return zeros.at(storage); });
+    device.wait();
+    if (i > 0) seconds = std::min(seconds, now_seconds() - begin_s);
   }
-
- private:
-  void zeros(int storage) {
-    if (!storages_.contains(storage))
-      storages_.emplace(storage, at::zeros({step_.storages[storage].bytes}, at::kByte).storage());
-  }
-
-  const CapturedStep& step_;
-  const std::span<const CapturedOperation> operations_;
-  std::map<int, c10::Storage> storages_;
-};
+  return seconds;
+}
 
 }  // namespace
 
 void time_on_zeros(const CapturedStep& step, StepGraph& graph, ProfileCache& cache) {
-  constexpr int kRuns = 3;
+  const std::string prefix =
+      fmt::format("time on zeros on {} of ", step_device(step.device).name());
+  const auto time_of = [&](const CapturedOperation& operation) {
+    const auto key = key_of({&operation, 1});
+    if (!key) return seconds_on_zeros(step, operation);
+    if (const auto known = cache.find(prefix + *key)) return known->get<double>();
+    double seconds = kCannotRun_s;
+    try {
+      seconds = seconds_on_zeros(step, operation);
+    } catch (const c10::OutOfMemoryError&) {
+      throw;
+    } catch (const c10::Error& error) {
+      // cuDNN lists an algorithm that it then refuses for these sizes.
+      if (!operation.name.starts_with("dovetail::gpu_")) throw;
+      log_info("plan: {} cannot run here: {}", *key, error.what_without_backtrace());
+    }
+    cache.put(prefix + *key, seconds);
+    return seconds;
+  };
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     auto& algorithms = graph.graph.nodes[n].algorithms;
     if (graph.nodes[n].variants.empty()) continue;
     for (size_t a = 0; a < algorithms.size(); ++a) {
-      const auto operations = run_of(step, graph.nodes[n], static_cast<int>(a)).operations;
-      const auto key = key_of(operations);
-      const auto known = key ? cache.find("time on zeros of " + *key) : std::nullopt;
-      double& time_s = algorithms[a].time_s;
-      if (known) {
-        time_s = known->get<double>();
-        continue;
-      }
-      OnZeros zeros(step, operations);
-      zeros.run();
-      time_s = std::numeric_limits<double>::infinity();
-      for (int i = 0; i < kRuns; ++i) time_s = std::min(time_s, zeros.run());
-      if (key) cache.put("time on zeros of " + *key, time_s);
+      algorithms[a].time_s = 0;
+      for (const CapturedOperation& operation :
+           run_of(step, graph.nodes[n], static_cast<int>(a)).operations)
+        algorithms[a].time_s += time_of(operation);
     }
+  }
+}
+
+void drop_dominated(StepGraph& graph) {
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    auto& algorithms = graph.graph.nodes[n].algorithms;
+    auto& variants = graph.nodes[n].variants;
+    const auto is_dominated = [&](size_t a) {
+      for (size_t b = 0; b < algorithms.size(); ++b) {
+        const Algorithm &one = algorithms[a], &other = algorithms[b];
+        const bool no_worse =
+            other.time_s <= one.time_s && other.workspace_bytes <= one.workspace_bytes;
+        const bool better =
+            other.time_s < one.time_s || other.workspace_bytes < one.workspace_bytes;
+        if (no_worse && (better || b < a)) return true;
+      }
+      return false;
+    };
+    std::vector<size_t> kept = {0};  // the captured algorithm always stays
+    for (size_t a = 1; a < algorithms.size(); ++a)
+      if (algorithms[a].time_s < kCannotRun_s && !is_dominated(a)) kept.push_back(a);
+    std::vector<Algorithm> few;
+    std::vector<NodeVariant> few_variants;
+    for (const size_t a : kept) {
+      few.push_back(std::move(algorithms[a]));
+      if (a > 0) few_variants.push_back(std::move(variants[a - 1]));
+    }
+    algorithms = std::move(few);
+    variants = std::move(few_variants);
   }
 }
 
@@ -338,13 +423,13 @@ void add_convolution_algorithms(const CapturedStep& step, StepGraph& graph, Prof
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     StepNode& node = graph.nodes[n];
     const NodeRun captured = run_of(step, node, 0);
-    auto convolution = Convolution::of(captured.operations[0]);
+    auto convolution = Convolution::of(captured.operations[0], step.device.is_cuda());
     if (!convolution || !node.variants.empty()) continue;
     convolution->left_bytes = most_bytes - bytes_of(step, captured.operations[0]);
     auto& algorithms = graph.graph.nodes[n].algorithms;
     algorithms[0].name = "aten";
     for (auto& [name, operations] : alternatives(*convolution)) {
-      for (CapturedOperation& operation : operations) find_memory(operation, cache);
+      for (CapturedOperation& operation : operations) find_memory(step, operation, cache);
       operations.insert(operations.end(), captured.operations.begin() + 1,
                         captured.operations.end());
       NodeVariant variant{.operations = std::move(operations)};

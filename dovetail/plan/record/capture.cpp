@@ -21,9 +21,11 @@
 #include "dovetail/base/layer_scope.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/plan/device/fingerprint.h"
+#include "dovetail/plan/device/planned_allocator.h"
+#include "dovetail/plan/device/step_device.h"
 #include "dovetail/plan/model/index_list.h"
 #include "dovetail/plan/record/argument_values.h"
-#include "dovetail/plan/record/fingerprint.h"
 #include "dovetail/plan/record/intercept.h"
 #include "dovetail/plan/record/tracked_storages.h"
 
@@ -55,26 +57,34 @@ bool is_one_of(std::string_view name, const std::array<std::string_view, N>& nam
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Allocations of one operation, as the allocators report them. It is a state of torch's profiler,
-/// since torch takes any object that allocators report to for one.
-class AllocationLog : public torch::profiler::impl::ProfilerStateBase {
+/// Allocations of one operation in the memory of the step's device. Torch's CPU allocators report
+/// to a state of torch's profiler. GPU allocators report to an observer.
+class AllocationLog : public torch::profiler::impl::ProfilerStateBase, public AllocationObserver {
  public:
-  AllocationLog()
+  explicit AllocationLog(c10::Device device)
       : ProfilerStateBase(
-            torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::Disabled)) {
-  }
+            torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::Disabled)),
+        device_(device) {}
   torch::profiler::impl::ActiveProfilerType profilerType() override {
     return torch::profiler::impl::ActiveProfilerType::NONE;
   }
-  void reportMemoryUsage(void* pointer, int64_t bytes, size_t, size_t, c10::Device) override {
-    if (!open_ || !allocations_are_recorded()) return;
-    if (bytes >= 0) {
-      live_[pointer] = count_;
-      events_.push_back({count_++, bytes, false});
-    } else if (const auto found = live_.find(pointer); found != live_.end()) {
-      events_.push_back({found->second, -bytes, true});
-      live_.erase(found);
-    }
+  void reportMemoryUsage(void* pointer, int64_t bytes, size_t, size_t, c10::Device on) override {
+    if (!device_.is_cpu() || !on.is_cpu() || !allocations_are_recorded()) return;
+    if (bytes >= 0)
+      allocated(pointer, bytes);
+    else
+      freed(pointer);
+  }
+  void allocated(void* address, int64_t bytes) override {
+    if (!open_) return;
+    live_[address] = {count_, bytes};
+    events_.push_back({count_++, bytes, false});
+  }
+  void freed(void* address) override {
+    const auto found = open_ ? live_.find(address) : live_.end();
+    if (found == live_.end()) return;
+    events_.push_back({found->second.number, found->second.bytes, true});
+    live_.erase(found);
   }
   bool memoryProfilingEnabled() const override { return true; }
 
@@ -91,13 +101,19 @@ class AllocationLog : public torch::profiler::impl::ProfilerStateBase {
   /// Returns the live allocation at `pointer`, or -1.
   int allocation_at(const void* pointer) const {
     const auto found = live_.find(const_cast<void*>(pointer));
-    return found == live_.end() ? -1 : found->second;
+    return found == live_.end() ? -1 : found->second.number;
   }
 
  private:
+  struct Allocation {
+    int number = 0;
+    int64_t bytes = 0;
+  };
+
+  c10::Device device_;
   bool open_ = false;
   int count_ = 0;
-  std::unordered_map<void*, int> live_;
+  std::unordered_map<void*, Allocation> live_;
   std::vector<MemoryEvent> events_;
 };
 
@@ -129,7 +145,10 @@ bool gives_views(const c10::OperatorHandle& op) {
 class Recorder : public OperationHandler {
  public:
   Recorder(const StepTensors& tensors, LaterSteps later, std::optional<RecordingLimit> limit)
-      : later_(later), log_(std::make_shared<AllocationLog>()) {
+      : later_(later),
+        device_(step_device(device_of(tensors))),
+        log_(std::make_shared<AllocationLog>(device_.device())) {
+    step_.device = device_.device();
     if (limit) within_.emplace(step_, std::move(*limit));
     declare(tensors.inputs, TensorKind::kInput);
     declare(tensors.parameters, TensorKind::kParam);
@@ -181,6 +200,7 @@ class Recorder : public OperationHandler {
     log_->begin();
     const double start_s = now_seconds();
     op.redispatchBoxed(keys, stack);
+    device_.wait();
     made.seconds = now_seconds() - start_s;
     const auto results = schema.returns().size();
     std::vector<at::Tensor> outputs;
@@ -215,7 +235,8 @@ class Recorder : public OperationHandler {
       for (const int storage : made.makes)
         if (step_.storages[storage].bytes > 0) unwritten_.insert(storage);
     for (size_t i = 0; i < made.makes.size(); ++i)
-      DOVETAIL_CHECK(made.makes_allocation[i] >= 0 || step_.storages[made.makes[i]].bytes == 0,
+      DOVETAIL_CHECK(made.makes_allocation[i] >= 0 || step_.storages[made.makes[i]].bytes == 0 ||
+                         step_.storages[made.makes[i]].elsewhere,
                      "{}{} gives a tensor in memory that no allocator reported", name, in(layer));
     const bool only_views = made.writes.empty() && made.makes.empty() && !made.random && !ours &&
                             !numbers && results > 0;
@@ -236,6 +257,7 @@ class Recorder : public OperationHandler {
     step_.held_bytes = take_peak_held_bytes();
     check_untouched(declared_, "the end of the step");
     mark_gradients();
+    fix_changes_elsewhere();
     if (later_ == LaterSteps::kCalled) keep_what_is_held();
     return std::move(step_);
   }
@@ -309,22 +331,51 @@ class Recorder : public OperationHandler {
 
   void declare(const std::vector<std::pair<std::string, at::Tensor>>& tensors, TensorKind kind) {
     for (const auto& [name, tensor] : tensors) {
-      user_check(tensor.defined() && tensor.is_cpu() && tensor.has_storage(),
-                 "plan: {} is not a dense CPU tensor", name);
+      user_check(tensor.defined() && tensor.has_storage() && tensor.layout() == at::kStrided,
+                 "plan: {} is not a dense tensor", name);
+      check_device(tensor, name);
       if (known(tensor)) continue;  // tied parameters
       const int index = add_storage(tensor, name, /*made=*/false);
       step_.storages[index].kind = kind;
       step_.storages[index].external = tensor.detach();
-      step_.storages[index].declared = true;
+      step_.storages[index].declared = !step_.storages[index].elsewhere;
       declared_.emplace(index, tensor.storage());
       bytes_.unchanged(index, *tensor.storage().unsafeGetStorageImpl());
     }
   }
 
-  static void check_kind_of_tensor(const at::Tensor& tensor, const std::string& name,
-                                   const std::string& layer) {
-    user_check(tensor.has_storage() && tensor.layout() == at::kStrided && tensor.is_cpu(),
-               "plan: {}{} works on a tensor that is not a dense one on the CPU", name, in(layer));
+  void check_kind_of_tensor(const at::Tensor& tensor, const std::string& name,
+                            const std::string& layer) const {
+    user_check(tensor.has_storage() && tensor.layout() == at::kStrided,
+               "plan: {}{} works on a tensor that is not a dense one", name, in(layer));
+    check_device(tensor, name + in(layer));
+  }
+
+  /// Throws UserError if a tensor is neither on the step's device nor on the CPU.
+  void check_device(const at::Tensor& tensor, const std::string& what) const {
+    user_check(tensor.is_cpu() || tensor.device() == step_.device,
+               "plan: {} has a tensor on {}, but the step's parameters are on {}", what,
+               tensor.device().str(), step_.device.str());
+  }
+
+  static c10::Device device_of(const StepTensors& tensors) {
+    for (const auto& [name, tensor] : tensors.parameters)
+      if (tensor.defined() && !tensor.is_cpu()) return tensor.device();
+    return c10::kCPU;
+  }
+
+  /// Finds storages on another device that the step makes and then changes. A plan does not see
+  /// such changes, so operations on these storages run once.
+  void fix_changes_elsewhere() {
+    for (const CapturedOperation& changing : step_.operations)
+      for (const int storage : changing.writes) {
+        if (!step_.storages[storage].elsewhere || step_.storages[storage].external.defined())
+          continue;
+        for (CapturedOperation& operation : step_.operations)
+          operation.once = operation.once || contains(operation.makes, storage) ||
+                           contains(operation.writes, storage) ||
+                           contains(operation.reads, storage);
+      }
   }
 
   bool known(const at::Tensor& tensor) const { return storages_.find(tensor) >= 0; }
@@ -334,6 +385,7 @@ class Recorder : public OperationHandler {
     storages_.add(tensor, index);
     step_.storages.push_back(
         {.name = std::move(name), .bytes = static_cast<int64_t>(tensor.storage().nbytes())});
+    step_.storages.back().elsewhere = tensor.device() != step_.device;
     if (within_) within_->add(tensor, made);
     return index;
   }
@@ -376,6 +428,7 @@ class Recorder : public OperationHandler {
   }
 
   LaterSteps later_;
+  const StepDevice& device_;
   std::shared_ptr<AllocationLog> log_;
   CapturedStep step_;
   TrackedStorages storages_;
@@ -415,6 +468,7 @@ CapturedStep record_step(const std::function<std::vector<at::Tensor>()>& step,
   const Interception interception;
   Recorder recorder(tensors, later, std::move(limit));
   const c10::DebugInfoGuard report(c10::DebugInfoKind::PROFILER_STATE, recorder.log());
+  const ObservedAllocations observed(*recorder.log());
   std::vector<at::Tensor> results;
   take_peak_held_bytes();
   Interception::run(recorder, [&] { results = step(); });

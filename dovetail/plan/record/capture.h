@@ -27,8 +27,9 @@ struct StepTensors {
 /// - kNone: no plan follows. The step is recorded only to enforce its memory limit.
 enum class LaterSteps { kReplayed, kCalled, kNone };
 
-/// Runs one training step (forward, backward, update) on the CPU and records the operators that it
-/// calls below autograd.
+/// Runs one training step (forward, backward, update) and records the operators that it calls below
+/// autograd. The step runs on the device of its parameters: the CPU or one GPU. A step on a GPU may
+/// also use tensors on the CPU, which no plan moves.
 ///
 /// `step` runs as it would without a recording. It returns tensors to read after the step (the
 /// loss). `later` says how later steps will run. Throws UserError that names an operator if it
@@ -38,7 +39,7 @@ enum class LaterSteps { kReplayed, kCalled, kNone };
 /// - reads memory that no operator has written: a kernel wrote it by pointer (base/operation.h).
 ///
 /// Schemas do not declare all writes. Therefore each storage is hashed before and after each
-/// operation that uses it (plan/record/fingerprint.h). Throws UserError if a storage changes
+/// operation that uses it (plan/device/fingerprint.h). Throws UserError if a storage changes
 /// between two operations.
 ///
 /// At the end of the step, gradients of `tensors.parameters` that it created are released, unless

@@ -79,6 +79,8 @@ struct CapturedStorage {
   bool declared = false;  ///< listed in StepTensors (plan/record/capture.h)
   /// Made by the step's function from its own numbers (torch.tensor), and so anew in each step.
   bool given = false;
+  /// On another device than the step: on the CPU in a step on a GPU. No plan has a place for it.
+  bool elsewhere = false;
   /// Returns true if the storage existed before the step and is not declared. No plan moves such a
   /// storage, since code outside the step may refer to its memory.
   bool is_fixed() const { return external.defined() && !declared; }
@@ -94,6 +96,7 @@ struct CapturedCall {
 
 /// One recorded training step. Calls that only create views have no entry in `operations`.
 struct CapturedStep {
+  c10::Device device = c10::kCPU;  ///< where the parameters are, and the operations run
   std::vector<CapturedStorage> storages;
   std::vector<CapturedOperation> operations;
   std::vector<CapturedCall> calls;  ///< all calls in order, including those that only create views

@@ -1,5 +1,6 @@
 #include "dovetail/plan/record/intercept.h"
 
+#include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -69,6 +70,13 @@ void Interception::run(OperationHandler& handler, const std::function<void()>& w
   OperationHandler* before = std::exchange(handler_now, &handler);
   const std::unique_ptr<OperationHandler*, decltype(stop)> stopped(&before, stop);
   const c10::impl::IncludeDispatchKeyGuard here(kHandled);
+  // Autograd would run a GPU's backward pass on a thread of its own, where no handler is set.
+  const c10::AutogradState threads = c10::AutogradState::get_tls_state();
+  const auto restore = [](const c10::AutogradState* state) {
+    c10::AutogradState::set_tls_state(*state);
+  };
+  const std::unique_ptr<const c10::AutogradState, decltype(restore)> restored(&threads);
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   refusal = nullptr;
   try {
     work();

@@ -21,7 +21,8 @@ class OperationHandler {
 
 /// Sends operators to a handler, by a boxed fallback at DispatchKey::Fake. The fallback is
 /// registered with the dispatcher while at least one Interception exists. It acts only on threads
-/// inside `run`. Marks of torch's profiler are not sent.
+/// inside `run`, which also runs backward passes of any device. Marks of torch's profiler are not
+/// sent.
 class Interception {
  public:
   Interception();

@@ -1,6 +1,6 @@
 #include "dovetail/plan/record/online_recompute.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <unordered_set>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/kept_memory.h"
+#include "dovetail/plan/device/step_device.h"
 #include "dovetail/plan/model/index_list.h"
 #include "dovetail/plan/record/operation_call.h"
 
@@ -32,11 +32,16 @@ int64_t peak_of(const std::vector<MemoryEvent>& events) {
 }  // namespace
 
 void OnlineRecompute::add(const at::Tensor& tensor, bool made) {
-  const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
+  const bool elsewhere = tensor.device() != step_.device;  // its memory does not count
+  const auto bytes = elsewhere ? 0 : static_cast<int64_t>(tensor.storage().nbytes());
   entries_.push_back(
       {.impl = tensor.storage().getWeakStorageImpl(), .bytes = bytes, .made = made, .used = now_});
   readers_.emplace_back();
   if (!made) found_bytes_ += bytes;
+}
+
+at::Generator OnlineRecompute::random_generator() const {
+  return at::globalContext().defaultGenerator(step_.device);
 }
 
 int64_t OnlineRecompute::held_bytes(bool everything_kept) const {
@@ -71,7 +76,7 @@ void OnlineRecompute::before(const CapturedOperation& operation) {
   kept_before_ = held_bytes(/*everything_kept=*/true);
   keep_all_bytes_ = std::max(keep_all_bytes_, kept_before_ + need);
   make_room(need);
-  if (operation.random) random_ = at::detail::getDefaultCPUGenerator().get_state();
+  if (operation.random) random_ = random_generator().get_state();
 }
 
 void OnlineRecompute::after(bool gives_memory) {
@@ -110,7 +115,7 @@ void OnlineRecompute::after(bool gives_memory) {
   }
   for (const int s : operation.makes) {
     Entry& entry = entries_[s];
-    entry.fixed = operation.once || !operation.writes.empty();
+    entry.fixed = operation.once || !operation.writes.empty() || step_.storages[s].elsewhere;
     entry.without_values = gives_memory;
     entry.by = {index};
     entry.seconds = operation.seconds;
@@ -201,7 +206,7 @@ void OnlineRecompute::rerun_operation(int index, int wanted) {
   const CapturedOperation& operation = step_.operations[index];
   make_room(runs_[index].bytes);
   ++again_;
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  at::Generator generator = random_generator();
   at::Tensor random_now;
   if (operation.random) {
     random_now = generator.get_state();
@@ -220,13 +225,14 @@ void OnlineRecompute::rerun_operation(int index, int wanted) {
     if (!seen.insert(storage).second) return;
     const int s = operation.makes.at(made++);
     Entry& entry = entries_[s];
+    if (step_.storages[s].elsewhere) return;  // the first one is kept
     DOVETAIL_CHECK(static_cast<int64_t>(storage->nbytes()) == entry.bytes,
                    "{} gives other sizes again", operation.name);
     const bool is_whole = entry.by.size() == 1;  // no later operation has changed it
     if (entry.is_there() || (s != wanted && (entry.locks == 0 || !is_whole))) return;
     if (entry.is_held()) {
       entry.impl.lock()->set_data_ptr_noswap(
-          storage->set_data_ptr(c10::DataPtr(nullptr, at::kCPU)));
+          storage->set_data_ptr(c10::DataPtr(nullptr, step_.device)));
       entry.freed = false;
     } else {
       entry.own = tensor.storage();
@@ -268,13 +274,13 @@ void OnlineRecompute::make_room(int64_t bytes) {
     held -= cheapest->bytes;
     freed_bytes_ += cheapest->bytes;
     if (cheapest->is_held()) {
-      cheapest->impl.lock()->set_data_ptr_noswap(c10::DataPtr(nullptr, at::kCPU));
+      cheapest->impl.lock()->set_data_ptr_noswap(c10::DataPtr(nullptr, step_.device));
       cheapest->freed = true;
     }
     cheapest->own.reset();
   }
   if (freed_bytes_ < kFreedAtOnce) return;
-  give_back_freed_memory();
+  step_device(step_.device).give_back_freed();
   freed_bytes_ = 0;
 }
 

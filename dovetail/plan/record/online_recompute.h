@@ -86,6 +86,7 @@ class OnlineRecompute {
     int64_t bytes = 0;       // maximum bytes that it allocates at the same time
   };
 
+  at::Generator random_generator() const;
   int64_t held_bytes(bool everything_kept) const;
   c10::Storage storage_of(int s) const;
   void fetch(const std::vector<int>& wanted);

@@ -10,9 +10,9 @@
 namespace dovetail::plan {
 
 at::Tensor tensor_of(const TensorUse& use, c10::Storage storage) {
+  const auto key = storage.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      c10::scalarTypeToTypeMeta(use.dtype));
+      std::move(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(use.dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(use.sizes, use.strides, use.offset);
   return tensor;
 }

@@ -69,7 +69,7 @@ class Builder {
   }
 
   bool is_local(int storage) const {
-    return !step_.storages[storage].external.defined() &&
+    return !step_.storages[storage].external.defined() && !step_.storages[storage].elsewhere &&
            step_.storages[storage].kind != TensorKind::kOutput &&
            first_use_[storage] == last_use_[storage];
   }
@@ -79,6 +79,7 @@ class Builder {
     made_.graph.base_bytes += step_.held_bytes;
     for (size_t s = 0; s < step_.storages.size(); ++s) {
       const CapturedStorage& storage = step_.storages[s];
+      if (storage.elsewhere) continue;
       if (storage.is_fixed()) {
         made_.graph.base_bytes += storage.bytes;
         continue;

@@ -1,7 +1,7 @@
 #include "dovetail/plan/run/executor.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <c10/core/CPUAllocator.h>
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/Storage.h>
 #include <fmt/format.h>
 
@@ -12,14 +12,13 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/kept_memory.h"
+#include "dovetail/base/log.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/plan/device/planned_allocator.h"
+#include "dovetail/plan/device/step_device.h"
 #include "dovetail/plan/model/layout.h"
 #include "dovetail/plan/model/packing.h"
 #include "dovetail/plan/record/operation_call.h"
-#include "dovetail/plan/run/host_tier.h"
-#include "dovetail/plan/run/paged_memory.h"
-#include "dovetail/plan/run/planned_allocator.h"
 
 namespace dovetail::plan {
 namespace {
@@ -27,9 +26,9 @@ namespace {
 // Maximum bytes that exist twice while tensors move to the arena.
 constexpr int64_t kMovedAtOnce = int64_t{16} << 20;
 
-c10::Storage storage_at(std::byte* address, int64_t bytes) {
+c10::Storage storage_at(std::byte* address, int64_t bytes, c10::Device device) {
   return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
-                      c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)),
+                      c10::DataPtr(address, device),
                       /*allocator=*/nullptr,
                       /*resizable=*/false);
 }
@@ -60,8 +59,9 @@ struct Executor::State : StepMemory {
   Timeline timeline;
   Layout layout;
   Options options;
-  std::optional<Arena> arena;
-  std::optional<HostTier> host;
+  const StepDevice* device = nullptr;
+  std::unique_ptr<Region> arena;
+  std::unique_ptr<StepStreams> streams;
   std::vector<int64_t> host_offset;       // per tensor; -1: never offloaded
   std::vector<std::byte*> address;        // current address of each tensor
   std::vector<std::byte*> between_steps;  // address of each existing tensor between steps
@@ -71,14 +71,12 @@ struct Executor::State : StepMemory {
   std::vector<at::Tensor> random_state;
   std::vector<int> runs;  // runs of each node in this step
   std::vector<bool> reruns;
-  // Number of each action's copy, and number of the fetch that each tensor's readers await.
-  std::vector<int64_t> copy_number;
-  std::vector<int64_t> fetch_of;
+  // Actions that offloaded and fetched each tensor last, -1 if there is none or its readers need
+  // not wait for it.
+  std::vector<int> offload_of, fetch_of;
+  std::map<int, c10::Storage> elsewhere;  // CapturedStorage::elsewhere, made in this step
   bool failed = false;
-  CopyStream to_host, to_device;
-  // Progress of the current step.
-  int next_action = 0;
-  int64_t last_out = 0, last_in = 0;  // copy numbers
+  int next_action = 0;  // progress of the current step
   // The node that runs, its workspace, and the generator state to set after it.
   std::optional<NodeRun> how;
   std::byte* workspace = nullptr;
@@ -89,44 +87,91 @@ struct Executor::State : StepMemory {
 
   const GraphTensor& tensor(int t) const { return graph.graph.tensors[t]; }
 
+  c10::DataPtr at(std::byte* where) const { return {where, device->device()}; }
+
   void adopt() {
-    arena.emplace(layout.bytes);
     address.assign(graph.graph.tensors.size(), nullptr);
     between_steps.assign(graph.graph.tensors.size(), nullptr);
-    for (const int t : plan.starts_on_host) between_steps[t] = host->data() + host_offset[t];
+    // A region that takes its memory at once must not exist beside the tensors that move into it.
+    std::vector<at::Tensor> saved(address.size());
+    for (size_t t = 0; t < address.size(); ++t) {
+      const CapturedStorage& captured = step.storages[graph.storage_of_tensor[t]];
+      DOVETAIL_CHECK(
+          layout.home[t] < 0 || static_cast<int64_t>(found_storage(t).nbytes()) == captured.bytes,
+          "{} has changed its size since the capture", captured.name);
+      if (layout.home[t] >= 0 && !device->fills_regions_on_write())
+        saved[t] = save(found_storage(t));
+    }
+    device->wait();
+    for (size_t t = 0; t < address.size(); ++t)
+      if (saved[t].defined()) found_storage(t).set_data_ptr_noswap(at(nullptr));
+    try {
+      arena = device->region(layout.bytes);
+    } catch (...) {
+      for (size_t t = 0; t < address.size(); ++t)
+        if (saved[t].defined()) give_own_memory(t, saved[t].data_ptr());
+      device->wait();
+      throw;
+    }
+    for (const int t : plan.starts_on_host)
+      between_steps[t] = streams->slow_tier() + host_offset[t];
     int64_t moved_bytes = 0;  // since freed memory was given back
-    give_back_freed_memory();
+    device->give_back_freed();
     for (size_t t = 0; t < address.size(); ++t) {
       if (layout.home[t] >= 0) between_steps[t] = address[t] = arena->data() + layout.home[t];
       if (between_steps[t] == nullptr) continue;
       const CapturedStorage& captured = step.storages[graph.storage_of_tensor[t]];
       const c10::Storage& storage = captured.external.storage();
-      DOVETAIL_CHECK(static_cast<int64_t>(storage.nbytes()) == captured.bytes,
-                     "{} has changed its size since the capture", captured.name);
-      std::memcpy(between_steps[t], storage.data(), storage.nbytes());
-      storage.set_data_ptr_noswap(
-          c10::DataPtr(between_steps[t], c10::Device(c10::DeviceType::CPU)));
+      device->copy(between_steps[t], saved[t].defined() ? saved[t].data_ptr() : storage.data(),
+                   storage.nbytes());
+      storage.set_data_ptr_noswap(at(between_steps[t]));
       moved_bytes += captured.bytes;
       if (moved_bytes < kMovedAtOnce) continue;
-      give_back_freed_memory();
+      device->give_back_freed();
       moved_bytes = 0;
     }
-    give_back_freed_memory();
+    device->wait();
+    device->give_back_freed();
   }
 
-  /// Moves tensors out of the arena one by one, so that they are never all held twice.
-  void give_back() noexcept {
+  /// Moves tensors out of the arena one by one, so that they are never all held twice. If the arena
+  /// cannot be given back in parts, they wait in the CPU's memory.
+  void give_back() {
     if (!arena) return;
-    arena->drop_all_but(homes());
-    for (size_t t = 0; t < between_steps.size(); ++t) {
-      if (between_steps[t] == nullptr) continue;
-      const c10::Storage& storage = found_storage(t);
-      if (storage.data() != between_steps[t]) continue;  // another plan has it
-      c10::DataPtr own = own_memory(storage.nbytes());
-      std::memcpy(own.get(), between_steps[t], storage.nbytes());
-      storage.set_data_ptr_noswap(std::move(own));
-      if (layout.home[t] >= 0) arena->drop(layout.home[t], tensor(static_cast<int>(t)).bytes);
+    std::vector<at::Tensor> saved(between_steps.size());
+    std::vector<size_t> moved;
+    for (size_t t = 0; t < between_steps.size(); ++t)
+      if (between_steps[t] != nullptr && found_storage(t).data() == between_steps[t])
+        moved.push_back(t);  // otherwise another plan has it
+    if (device->fills_regions_on_write()) {
+      arena->drop_all_but(homes());
+    } else {
+      streams.reset();  // waits for copies of a step that has failed
+      for (const size_t t : moved) saved[t] = save(found_storage(t));
+      device->wait();
+      arena.reset();
     }
+    for (const size_t t : moved) {
+      give_own_memory(t, saved[t].defined() ? saved[t].data_ptr() : between_steps[t]);
+      if (arena && layout.home[t] >= 0)
+        arena->drop(layout.home[t], tensor(static_cast<int>(t)).bytes);
+    }
+    device->wait();
+  }
+
+  /// Moves a tensor that the step found to memory of its own, with the values at `from`.
+  void give_own_memory(size_t t, const void* from) {
+    const c10::Storage& storage = found_storage(t);
+    c10::DataPtr own = device->own_memory(storage.nbytes(), options.folder);
+    device->copy(own.get(), from, storage.nbytes());
+    storage.set_data_ptr_noswap(std::move(own));
+  }
+
+  /// Returns a copy of a storage in the CPU's memory, complete after StepDevice::wait.
+  at::Tensor save(const c10::Storage& storage) const {
+    at::Tensor bytes = at::empty({static_cast<int64_t>(storage.nbytes())}, at::kByte);
+    device->copy(bytes.data_ptr(), storage.data(), storage.nbytes());
+    return bytes;
   }
 
   /// Offset and bytes of each tensor that is in the arena between steps.
@@ -137,16 +182,6 @@ struct Executor::State : StepMemory {
         out.emplace_back(layout.home[t], tensor(static_cast<int>(t)).bytes);
     std::ranges::sort(out);
     return out;
-  }
-
-  c10::DataPtr own_memory(size_t bytes) const {
-    try {
-      std::optional<PagedAllocations> in_a_file;
-      if (!options.folder.empty()) in_a_file.emplace(options.folder);
-      return c10::GetCPUAllocator()->allocate(bytes);
-    } catch (const UserError&) {  // the disk is full: keep the values in plain memory
-      return c10::GetDefaultCPUAllocator()->allocate(bytes);
-    }
   }
 
   void find_host_slots() {
@@ -160,6 +195,9 @@ struct Executor::State : StepMemory {
       host_bytes += tensor(t).bytes;
     };
     for (const int t : plan.starts_on_host) find_slot(t);
+    user_check(plan.starts_on_host.empty() || device->device().is_cpu(),
+               "plan: {} starts the step in host memory, which a GPU cannot update",
+               plan.starts_on_host.empty() ? "" : tensor(plan.starts_on_host[0]).id);
     for (const Action& action : plan.actions)
       if (action.op == Op::kOffload) find_slot(action.tensor);
   }
@@ -182,29 +220,27 @@ struct Executor::State : StepMemory {
   void compress(int a) {
     const Action& action = plan.actions[a];
     await_data(action.tensor);
-    begins(a);
+    streams->compute_begins(a);
     codec_of[action.tensor] = action.codec;
     packed[action.tensor] = arena->data() + layout.result[a];
     const PackedForm& form = graph.forms[action.codec];
     pack(form, address[action.tensor], elements(action.tensor, form), packed[action.tensor]);
+    streams->compute_ends(a);
   }
 
   void decompress(int a) {
-    begins(a);
+    streams->compute_begins(a);
     const int t = plan.actions[a].tensor;
     address[t] = arena->data() + layout.result[a];
     const PackedForm& form = graph.forms[codec_of[t]];
     unpack(form, packed[t], elements(t, form), address[t]);
+    streams->compute_ends(a);
   }
 
-  void wait_for(int action) {
-    if (copy_number[action] == 0) return;
-    (plan.actions[action].op == Op::kOffload ? to_host : to_device).wait(copy_number[action]);
-  }
-
+  /// Makes computing wait for the data of a tensor that was fetched.
   void await_data(int t) {
-    if (fetch_of[t] > 0) to_device.wait(fetch_of[t]);
-    fetch_of[t] = 0;
+    if (fetch_of[t] >= 0) streams->await(fetch_of[t]);
+    fetch_of[t] = -1;
   }
 
   void begin_compute(int a) {
@@ -213,14 +249,14 @@ struct Executor::State : StepMemory {
     for (const auto* list : {&described.inputs, &described.mutates})
       for (const int t : *list) await_data(t);
     for (const int t : described.algorithms[action.algorithm].on_host) {
-      to_host.wait(offload_number(t));
-      address[t] = host->data() + host_offset[t];
+      if (offload_of[t] >= 0) streams->await(offload_of[t]);
+      address[t] = streams->slow_tier() + host_offset[t];
     }
-    begins(a);
+    streams->compute_begins(a);
     for (size_t i = 0; i < described.outputs.size(); ++i)
       address[described.outputs[i]] = arena->data() + layout.outputs[a][i];
     workspace = layout.result[a] < 0 ? nullptr : arena->data() + layout.result[a];
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    at::Generator generator = random_generator();
     if (described.random && reruns[action.node]) {
       if (runs[action.node] == 0) {
         random_state[action.node] = generator.get_state();
@@ -234,11 +270,16 @@ struct Executor::State : StepMemory {
 
   void end_compute(int a) {
     if (random_after) {
-      at::Generator generator = at::detail::getDefaultCPUGenerator();
+      at::Generator generator = random_generator();
       generator.set_state(*random_after);
     }
     random_after.reset();
     ++runs[plan.actions[a].node];
+    streams->compute_ends(a);
+  }
+
+  at::Generator random_generator() const {
+    return at::globalContext().defaultGenerator(device->device());
   }
 
   void compute(int a) {
@@ -250,14 +291,36 @@ struct Executor::State : StepMemory {
   /// Calls operation `o` of the node that runs, and returns its results.
   torch::jit::Stack call_planned(size_t o) {
     const std::vector<PlannedPlace> places = places_of(how->memory.places[o]);
-    const PlannedAllocations planned(how->operations[o].name, places);
-    return call(how->operations[o], [this](int s) {
+    const PlannedAllocations planned(how->operations[o].name, places, device->device().type());
+    torch::jit::Stack results = call(how->operations[o], [this](int s) {
+      if (const auto found = elsewhere.find(s); found != elsewhere.end()) return found->second;
       std::byte* address = address_of(s);
-      const bool elsewhere = address == nullptr && step.storages[s].external.defined();
+      if (address == nullptr && step.storages[s].external.defined())
+        return step.storages[s].external.storage();
       // 0: the storage has no bytes
-      return elsewhere ? step.storages[s].external.storage()
-                       : storage_at(address, address == nullptr ? 0 : step.storages[s].bytes);
+      return storage_at(address, address == nullptr ? 0 : step.storages[s].bytes, device->device());
     });
+    keep_what_is_elsewhere(how->operations[o], results);
+    return results;
+  }
+
+  /// Keeps the storages that an operation made on another device.
+  void keep_what_is_elsewhere(const CapturedOperation& operation,
+                              const torch::jit::Stack& results) {
+    for (size_t i = 0; i < operation.makes.size(); ++i) {
+      if (!step.storages[operation.makes[i]].elsewhere) continue;
+      const c10::IValue& result = results[operation.makes_result[i]];
+      const auto before = std::count(operation.makes_result.begin(),
+                                     operation.makes_result.begin() + static_cast<int64_t>(i),
+                                     operation.makes_result[i]);
+      keep_elsewhere(operation.makes[i], result.isTensorList()
+                                             ? result.toTensorVector().at(before).storage()
+                                             : result.toTensor().storage());
+    }
+  }
+
+  void keep_elsewhere(int storage, c10::Storage made) override {
+    elsewhere.insert_or_assign(storage, std::move(made));
   }
 
   std::vector<PlannedPlace> places_of(const std::vector<AllocationPlace>& planned) const {
@@ -306,7 +369,6 @@ struct Executor::State : StepMemory {
   void leave(int operation) override {
     if (operation + 1 < graph.nodes[node_of_operation[operation]].last) return;
     end_compute(computing);
-    spans[computing].end_s = now_seconds() - started_s;
   }
 
   /// Number of operations of the node's algorithm in addition to the captured ones. They are in
@@ -374,104 +436,93 @@ struct Executor::State : StepMemory {
     for (size_t t = 0; t < between_steps.size(); ++t) {
       if (between_steps[t] == nullptr) continue;
       const c10::Storage& storage = found_storage(t);
-      if (storage.data() != between_steps[t])
-        storage.set_data_ptr_noswap(
-            c10::DataPtr(between_steps[t], c10::Device(c10::DeviceType::CPU)));
+      if (storage.data() != between_steps[t]) storage.set_data_ptr_noswap(at(between_steps[t]));
     }
   }
 
+  /// Makes computing wait for the copies that must end before an action.
   void wait_before(int a) {
-    for (const int wait : plan.actions[a].waits) wait_for(wait);
-    for (const int wait : layout.waits[a]) wait_for(wait);
+    for (const int wait : copies_before(a)) streams->await(wait);
+  }
+
+  /// Returns actions with a copy that must end before the copy of `a`.
+  std::vector<int> copies_before(int a) const {
+    std::vector<int> out = plan.actions[a].waits;
+    out.insert(out.end(), layout.waits[a].begin(), layout.waits[a].end());
+    return out;
   }
 
   void advance(int a) {
-    const Op op = plan.actions[a].op;
-    if (op == Op::kOffload || op == Op::kPrefetch) {  // copies time themselves
-      issue(a);
-      (op == Op::kOffload ? last_out : last_in) = copy_number[a];
-    } else {
-      timed(a, [&] { issue(a); });
-    }
-  }
-
-  void issue(int a) {
     const Action& action = plan.actions[a];
-    wait_before(a);
     const int t = action.tensor;
     switch (action.op) {
       case Op::kCompute:
+        wait_before(a);
         compute(a);
         break;
-      case Op::kOffload:
-        await_data(t);
-        copy_number[a] = to_host.enqueue(
-            [this, a, from = address[t], at = host_offset[t], bytes = tensor(t).bytes] {
-              timed(a, [&] { host->write(at, from, bytes); });
-            });
+      case Op::kOffload: {
+        std::vector<int> waits = copies_before(a);
+        if (fetch_of[t] >= 0) waits.push_back(fetch_of[t]);
+        streams->offload(a, {.address = address[t],
+                             .offset = host_offset[t],
+                             .bytes = tensor(t).bytes,
+                             .waits = std::move(waits)});
         offload_of[t] = a;
         break;
-      case Op::kPrefetch:
+      }
+      case Op::kPrefetch: {
         address[t] = arena->data() + layout.result[a];
-        copy_number[a] = to_device.enqueue([this, a, written = offload_number(t), to = address[t],
-                                            at = host_offset[t], bytes = tensor(t).bytes] {
-          to_host.wait(written);
-          timed(a, [&] { host->read(at, to, bytes); });
-        });
-        fetch_of[t] = copy_number[a];
+        std::vector<int> waits = copies_before(a);
+        if (offload_of[t] >= 0) waits.push_back(offload_of[t]);
+        streams->prefetch(a, {.address = address[t],
+                              .offset = host_offset[t],
+                              .bytes = tensor(t).bytes,
+                              .waits = std::move(waits)});
+        fetch_of[t] = a;
         break;
+      }
       case Op::kCompress:
+        wait_before(a);
         compress(a);
         break;
       case Op::kDecompress:
+        wait_before(a);
         decompress(a);
         break;
       case Op::kFree:
       case Op::kFreeHost:
       case Op::kFreePacked:
+        wait_before(a);
         break;
     }
-    if (options.copies_alone) wait_for(a);
+    if (options.copies_alone) streams->await(a);
   }
-  std::vector<int> offload_of;
-  int64_t offload_number(int t) const { return offload_of[t] < 0 ? 0 : copy_number[offload_of[t]]; }
 
-  void begin() {
+  void begin(bool timed) {
     user_check(!failed, "plan: the step cannot go on after the error of the last one");
     check_places();
     failed = true;
     if (guide) guide->release_held();
-    spans.assign(plan.actions.size(), {});
-    copy_number.assign(plan.actions.size(), 0);
-    fetch_of.assign(address.size(), 0);
+    fetch_of.assign(address.size(), -1);
     offload_of.assign(address.size(), -1);
     runs.assign(graph.nodes.size(), 0);
     next_action = 0;
-    last_out = last_in = 0;
     started_s = now_seconds();
+    streams->begin(plan.actions.size(), timed);
   }
 
   /// Runs the rest of the plan.
   Run finish() {
     while (static_cast<size_t>(next_action) < plan.actions.size()) advance(next_action++);
-    to_host.wait(last_out);
-    to_device.wait(last_in);
+    std::vector<Timeline::Span> spans = streams->end();
     how.reset();
+    elsewhere.clear();
     const double seconds = now_seconds() - started_s;
     failed = false;
     return {seconds, std::move(spans)};
   }
 
   double started_s = 0;
-  std::vector<Timeline::Span> spans;
-  /// Records the start of an action, after its waits.
-  void begins(int a) { spans[a].start_s = now_seconds() - started_s; }
-  template <class Work>
-  void timed(int a, Work&& work) {
-    begins(a);
-    work();
-    spans[a].end_s = now_seconds() - started_s;
-  }
 };
 
 Executor::Executor(CapturedStep step, StepGraph graph, Plan plan, const Options& options)
@@ -485,8 +536,9 @@ Executor::Executor(CapturedStep step, StepGraph graph, Plan plan, const Options&
   if (!options.mixed_algorithms) check_algorithms(s.plan, s.graph.graph);
   s.check_codecs();
   s.layout = lay_out(s.graph.graph, s.plan, s.timeline);
+  s.device = &step_device(s.step.device);
   s.find_host_slots();
-  s.host.emplace(options.folder, s.host_bytes);
+  s.streams = s.device->streams(options.folder, s.host_bytes);
   s.random_state.resize(s.graph.nodes.size());
   s.packed.resize(s.graph.graph.tensors.size());
   s.codec_of.resize(s.graph.graph.tensors.size(), -1);
@@ -500,22 +552,28 @@ Executor::Executor(CapturedStep step, StepGraph graph, Plan plan, const Options&
 }
 
 Executor::~Executor() {
-  state_->guide.reset();
-  state_->give_back();
+  try {
+    if (state_->guide) state_->guide->release_held();
+    state_->guide.reset();
+    state_->give_back();
+  } catch (const std::exception& error) {  // a GPU that has failed; its error is on its way
+    log_warning("plan: tensors of the step are lost: {}", error.what());
+  }
 }
 
-Executor::Run Executor::run() {
-  state_->begin();
+Executor::Run Executor::run(bool timed) {
+  state_->begin(timed);
   return state_->finish();
 }
 
-Executor::Run Executor::run(const std::function<void()>& work, const CallChecks& checks) {
+Executor::Run Executor::run(const std::function<void()>& work, const CallChecks& checks,
+                            bool timed) {
   State& s = *state_;
   if (!s.guide) {
     s.check_can_be_called();
     s.guide.emplace(s.step, s);
   }
-  s.begin();
+  s.begin(timed);
   Run run;
   try {
     s.guide->run(work, checks);
@@ -533,8 +591,11 @@ std::vector<at::Tensor> Executor::results() const {
   std::vector<at::Tensor> out;
   for (const TensorUse& use : state_->step.results) {
     const int t = state_->graph.tensor_of_storage[use.storage];
+    DOVETAIL_CHECK(t >= 0, "{} is not in the plan's memory",
+                   state_->step.storages[use.storage].name);
     out.push_back(
-        tensor_of(use, storage_at(state_->address[t], state_->step.storages[use.storage].bytes)));
+        tensor_of(use, storage_at(state_->address[t], state_->step.storages[use.storage].bytes,
+                                  state_->step.device)));
   }
   return out;
 }

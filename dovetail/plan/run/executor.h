@@ -15,23 +15,24 @@
 
 namespace dovetail::plan {
 
-/// Runs a captured step (plan/record/captured_step.h) by a plan (plan/model/actions.h) on the CPU.
-/// The device of the plan is one memory region, the arena. All storages and workspaces have planned
-/// addresses in it. The host of the plan is the host tier: memory or a mapped file. Two threads
-/// copy tensors between them. Without lossy compression, results have the same bits as those from a
-/// step that runs the same algorithms without a plan.
+/// Runs a captured step (plan/record/captured_step.h) by a plan (plan/model/actions.h) on the
+/// step's device. The fast memory of the plan is one memory region, the arena. All storages and
+/// workspaces have planned addresses in it. Offloaded tensors are in the slow tier: memory of the
+/// host, or a file. Copies between them run beside computing (plan/device/step_device.h). Without
+/// lossy compression, results have the same bits as those from a step that runs the same algorithms
+/// without a plan.
 ///
 /// The constructor moves the tensors declared at capture (StepTensors) into the arena. Tensors that
-/// the plan starts on the host move to the host tier instead. Between steps, code may read and
+/// the plan starts on the host move to the slow tier instead. Between steps, code may read and
 /// write the values of all these tensors, but must not change their sizes. The destructor moves all
-/// these tensors to separate memory. This memory is in a file (plan/run/paged_memory.h) if the host
-/// tier is a file.
+/// these tensors to separate memory. This memory is in a file (plan/device/paged_memory.h) if the
+/// slow tier is a file.
 ///
 /// Compressed tensors are in the arena, too, in the forms of StepGraph::forms.
 class Executor {
  public:
   struct Options {
-    /// Folder for the file of the host tier; if empty, the host tier is in memory.
+    /// Folder for the file of the slow tier; if empty, the slow tier is in memory.
     std::filesystem::path folder;
     /// Run nothing during a copy, so that copies do not disturb measured durations of operations.
     bool copies_alone = false;
@@ -44,7 +45,8 @@ class Executor {
   /// - compresses a tensor by a codec without a form in StepGraph::forms,
   /// - compresses a tensor without a list of codecs (GraphTensor::codecs, set by
   ///   plan/record/packable.h),
-  /// - offloads a tensor below kPagedBytes (plan/model/packing.h), or starts it on the host.
+  /// - offloads a tensor below kPagedBytes (plan/model/packing.h), or starts it on the host,
+  /// - starts a tensor on the host, and the step runs on a GPU.
   Executor(CapturedStep step, StepGraph graph, Plan plan, const Options& options);
   ~Executor();
   Executor(const Executor&) = delete;
@@ -52,14 +54,16 @@ class Executor {
 
   /// Measured times of one step.
   struct Run {
+    /// Duration of the step. On a GPU without `timed`: of giving the work to the GPU.
     double seconds = 0;
     /// Per action of the plan: its start (after its waits) and its end, in seconds since the step's
-    /// start.
+    /// start. Empty on a GPU without `timed`.
     std::vector<Timeline::Span> actions;
   };
-  /// Runs one step. Throws UserError if an operation requests memory that was not planned, or if a
-  /// copy fails. Once a run has thrown, every later run throws UserError.
-  Run run();
+  /// Runs one step. With `timed`, the call waits for a GPU. Throws UserError if an operation
+  /// requests memory that was not planned, or if a copy fails. Once a run has thrown, every later
+  /// run throws UserError.
+  Run run(bool timed = true);
   /// Runs one step by calling the recorded function again (plan/run/guide.h). The code of the
   /// function runs, and the operations that it calls run as planned. Throws UserError as run()
   /// does. Also throws UserError if
@@ -67,7 +71,7 @@ class Executor {
   /// - the first runs of nodes in the plan are not in recorded order,
   /// - a node uses an algorithm other than the recorded one, with the recorded operators, and runs
   ///   more than once.
-  Run run(const std::function<void()>& work, const CallChecks& checks);
+  Run run(const std::function<void()>& work, const CallChecks& checks, bool timed = true);
 
   /// Returns the results of the most recent run (CapturedStep::results), valid until the next run.
   std::vector<at::Tensor> results() const;

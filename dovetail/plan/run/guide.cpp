@@ -1,15 +1,14 @@
 #include "dovetail/plan/run/guide.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
 
-#include <cstring>
 #include <string>
 
 #include "dovetail/base/error.h"
+#include "dovetail/plan/device/fingerprint.h"
+#include "dovetail/plan/device/step_device.h"
 #include "dovetail/plan/model/index_list.h"
 #include "dovetail/plan/record/argument_values.h"
-#include "dovetail/plan/record/fingerprint.h"
 
 namespace dovetail::plan {
 namespace {
@@ -63,7 +62,8 @@ void Guide::run(const std::function<void()>& work, const CallChecks& checks) {
 void Guide::hold_all() {
   drop_gradients(step_, storages_);
   for (const auto& [index, storage] : storages_.held())
-    if (!step_.storages[index].external.defined() && storage.use_count() > 0)
+    if (!step_.storages[index].external.defined() && !step_.storages[index].elsewhere &&
+        storage.use_count() > 0)
       held_.push_back(storage);
 }
 
@@ -94,14 +94,14 @@ void Guide::handle(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   for (const auto& [index, storage] : found)
     if (std::byte* address = memory_.address_of(index);
         address != nullptr && address != storage.data())
-      storage.set_data_ptr_noswap(c10::DataPtr(address, c10::Device(c10::DeviceType::CPU)));
+      storage.set_data_ptr_noswap(c10::DataPtr(address, step_.device));
   run_operation(operation, found, [&] {
     if (const auto made = memory_.run_instead(call.operation)) {
       put_results(operation, *made, *stack);
       return;
     }
     const std::vector<PlannedPlace> places = memory_.places_of(call.operation);
-    const PlannedAllocations planned(operation.name, places);
+    const PlannedAllocations planned(operation.name, places, step_.device.type());
     op.redispatchBoxed(keys, stack);
   });
   take_results(operation, *stack);
@@ -171,7 +171,9 @@ void Guide::take_results(const CapturedOperation& operation, const torch::jit::S
       if (made == operation.makes.size() || static_cast<int64_t>(tensor.storage().nbytes()) !=
                                                 step_.storages[operation.makes[made]].bytes)
         differs(operation, "it gives other tensors");
-      storages_.add(tensor, operation.makes[made++]);
+      const int storage = operation.makes[made++];
+      storages_.add(tensor, storage);
+      if (step_.storages[storage].elsewhere) memory_.keep_elsewhere(storage, tensor.storage());
       return TensorUse{};
     });
   if (made < operation.makes.size()) differs(operation, "it gives fewer tensors");
@@ -182,7 +184,8 @@ void Guide::find_held() {
   if (checks_.same_numbers)
     return;  // other steps do not call the function: tensors that it holds are never read
   for (const auto& [index, weak] : storages_.held()) {
-    const auto storage = step_.storages[index].external.defined() ? nullptr : weak.lock();
+    const CapturedStorage& recorded = step_.storages[index];
+    const auto storage = recorded.external.defined() || recorded.elsewhere ? nullptr : weak.lock();
     if (!storage) continue;
     if (step_.storages[index].kind != TensorKind::kOutput)
       throw UserError(
@@ -191,17 +194,17 @@ void Guide::find_held() {
                       step_.storages[index].name),
           "copy it within the step into a tensor that was made before, or hold it in every step");
     if (storage->nbytes() > 0)
-      storage->set_data_ptr_noswap(
-          c10::DataPtr(memory_.address_of(index), c10::Device(c10::DeviceType::CPU)));
+      storage->set_data_ptr_noswap(c10::DataPtr(memory_.address_of(index), step_.device));
   }
   release_held();
 }
 
 void Guide::release_held() {
+  const StepDevice& device = step_device(step_.device);
   for (const auto& weak : held_)
     if (const auto storage = weak.lock(); storage && storage->nbytes() > 0) {
-      c10::DataPtr own = c10::GetCPUAllocator()->allocate(storage->nbytes());
-      std::memcpy(own.get(), storage->data(), storage->nbytes());
+      c10::DataPtr own = device.own_memory(storage->nbytes(), /*folder=*/{});
+      device.copy(own.get(), storage->data(), storage->nbytes());
       storage->set_data_ptr_noswap(std::move(own));
     }
   held_.clear();

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "dovetail/plan/device/planned_allocator.h"
 #include "dovetail/plan/record/captured_step.h"
 #include "dovetail/plan/record/intercept.h"
 #include "dovetail/plan/record/tracked_storages.h"
-#include "dovetail/plan/run/planned_allocator.h"
 
 /// Called steps: steps that call the function of a recorded step again. Its operators are
 /// intercepted and run in the memory of a plan.
@@ -34,6 +34,9 @@ class StepMemory {
   /// Returns the tensors that they make for CapturedOperation::makes, or nullopt if the operation
   /// itself is to run. Call between `reach` and `leave`.
   virtual std::optional<std::vector<at::Tensor>> run_instead(int operation) = 0;
+  /// Keeps a storage that the operation made on another device (CapturedStorage::elsewhere), for
+  /// operations that run again.
+  virtual void keep_elsewhere(int storage, c10::Storage made) = 0;
   /// Returns the places for the operation's allocations, in the order in which it allocates.
   virtual std::vector<PlannedPlace> places_of(int operation) = 0;
 };
@@ -56,7 +59,7 @@ struct CallChecks {
 class Guide : public OperationHandler {
  public:
   Guide(CapturedStep& step, StepMemory& memory) : step_(step), memory_(memory) {}
-  ~Guide() override { release_held(); }
+  ~Guide() override = default;
 
   /// Runs one step by calling `work`, the recorded function.
   void run(const std::function<void()>& work, const CallChecks& checks);

@@ -7,8 +7,9 @@ namespace dovetail::plan {
 
 /// Adds algorithms to nodes that change parameters or state, such as optimizer updates. The added
 /// algorithms run the same operations on the same values. They read and change some parameters or
-/// state in the host tier (plan/run/host_tier.h). A tensor that is changed there needs no copy and
-/// no device memory. Names of the algorithms, and the tensors that they change in the host tier:
+/// state in the host tier (plan/device/host_tier.h). A tensor that is changed there needs no copy
+/// and no device memory. Names of the algorithms, and the tensors that they change in the host
+/// tier:
 /// - "state on the host": state that no other node uses, such as moments and master weights
 /// - "weights and state on the host": this state, and the parameters that the node changes
 ///

@@ -1,11 +1,6 @@
 #include "dovetail/plan/run/profile.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/ones.h>
-
 #include <algorithm>
-#include <atomic>
 #include <limits>
 #include <map>
 #include <optional>
@@ -14,37 +9,10 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/median.h"
-#include "dovetail/base/trace.h"
 #include "dovetail/plan/run/executor.h"
-#include "dovetail/plan/run/host_tier.h"
-#include "dovetail/plan/run/planned_allocator.h"
 
 namespace dovetail::plan {
 namespace {
-
-/// Runs matrix products, which dominate most training steps.
-class Computing {
- public:
-  /// Returns the number of products per second until `done`.
-  template <class Done>
-  double rate_until(Done&& done) {
-    const double start_s = now_seconds();
-    int products = 0;
-    do {
-      at::mm_out(c_, a_, b_);
-      ++products;
-    } while (!done());
-    return products / (now_seconds() - start_s);
-  }
-
- private:
-  static constexpr int64_t kWidth = 384;
-  at::Tensor a_ = at::ones({kWidth, kWidth}), b_ = at::ones({kWidth, kWidth}),
-             c_ = at::empty({kWidth, kWidth});
-};
-constexpr double kComputedAlone_s = 0.05;
-// Minimum slowdown, so that the plan that copies less is preferred of two equally fast ones.
-constexpr double kLeastSlowdown = 0.02;
 
 /// Returns the plan of `keep_all`, in which each node runs by all its listed algorithms in
 /// sequence. A node without listed algorithms runs by its first.
@@ -161,41 +129,6 @@ Profile profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds, Pr
       if (const std::string what = key(n, a); !what.empty()) cache.put(what, time_s);
     }
   return out;
-}
-
-Bandwidth measure_bandwidth(const std::filesystem::path& folder, int64_t bytes, int rounds) {
-  DOVETAIL_CHECK(rounds > 0 && bytes > 0, "nothing to measure");
-  const Arena arena(bytes);
-  std::fill_n(arena.data(), arena.bytes(), std::byte{1});
-  HostTier host(folder, arena.bytes());
-  host.write(0, arena.data(), arena.bytes());  // touches the pages
-  CopyStream stream;
-  Computing computing;
-  const auto copy = [&](std::vector<double>& seconds, auto&& work) {
-    std::atomic<bool> done = false;
-    double copied_s = 0;
-    stream.enqueue([&] {
-      const double start_s = now_seconds();
-      work();
-      copied_s = now_seconds() - start_s;
-      done = true;
-    });
-    const double rate = computing.rate_until([&] { return done.load(); });
-    seconds.push_back(copied_s);
-    return rate;
-  };
-  std::vector<double> out, in, slowdowns;
-  for (int round = 0; round < rounds; ++round) {
-    const double start_s = now_seconds();
-    const double alone =
-        computing.rate_until([&] { return now_seconds() - start_s > kComputedAlone_s; });
-    const double writing = copy(out, [&] { host.write(0, arena.data(), arena.bytes()); });
-    const double reading = copy(in, [&] { host.read(0, arena.data(), arena.bytes()); });
-    slowdowns.push_back(std::clamp(1 - (writing + reading) / (2 * alone), kLeastSlowdown, 1.0));
-  }
-  const auto size = static_cast<double>(arena.bytes());
-  return {
-      .to_host = size / median(out), .to_device = size / median(in), .slowdown = median(slowdowns)};
 }
 
 }  // namespace dovetail::plan

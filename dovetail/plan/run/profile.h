@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <span>
 
 #include "dovetail/plan/model/actions.h"
@@ -43,11 +42,5 @@ struct Profile {
 /// node one after another. These are normal training steps: they change parameters, state and the
 /// random generator. No step runs if there is nothing to measure.
 Profile profile_nodes(const CapturedStep& step, StepGraph& graph, int rounds, ProfileCache& cache);
-
-/// Measures the bandwidth between an arena and a host tier in `folder` (empty: in memory). Each
-/// direction is measured alone, while the processor multiplies matrices. Bandwidth::slowdown is the
-/// fraction by which copying lowers the rate of these products, at least 0.02. All values are
-/// medians over `rounds` copies of `bytes`.
-Bandwidth measure_bandwidth(const std::filesystem::path& folder, int64_t bytes, int rounds);
 
 }  // namespace dovetail::plan

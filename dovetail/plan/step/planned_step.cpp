@@ -12,8 +12,8 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/kept_memory.h"
-#include "dovetail/base/machine.h"
 #include "dovetail/ops/simd_level.h"
+#include "dovetail/plan/device/step_device.h"
 #include "dovetail/plan/model/budget.h"
 #include "dovetail/plan/model/packing.h"
 #include "dovetail/plan/record/algorithms.h"
@@ -36,8 +36,9 @@ constexpr const char* kOneSize =
     "PlannedStep::Options::other_sizes runs or plans other sizes";
 constexpr double kAssumedBytesPerS = 1e9;
 constexpr int kRecordedSteps = 3;
-constexpr int kProfiledSteps = 4;  // the first one is a warm-up
-constexpr int kOtherSteps = 8;     // steps of other sizes in a row that make a new plan
+constexpr int kProfiledSteps = 4;   // the first one is a warm-up
+constexpr int kOtherSteps = 8;      // steps of other sizes in a row that make a new plan
+constexpr double kNearFloor = 1.1;  // gaps between addresses may matter below so many floors
 constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
 constexpr int kMeasuredCopies = 3;
 constexpr int64_t kMeasuredPackingBytes = int64_t{16} << 20;
@@ -45,8 +46,18 @@ constexpr int kMeasuredPackings = 3;
 constexpr double kFirstPlan = 0.25;   // share of solve_s for the first plan
 constexpr double kShareOfCurve = 30;  // each budget of the curve gets 1/30 of solve_s
 
-int64_t grown_bytes(uint64_t now, uint64_t before) {
-  return now > before ? static_cast<int64_t>(now - before) : 0;
+/// Bytes by which memory has grown since `before`.
+int64_t grown_bytes(int64_t now, uint64_t before) {
+  return std::max<int64_t>(now - static_cast<int64_t>(before), 0);
+}
+
+/// Bytes of the tensors that are on a device.
+int64_t bytes_on(c10::Device device, const StepTensors& tensors) {
+  int64_t bytes = 0;
+  for (const auto* list : {&tensors.inputs, &tensors.parameters, &tensors.state})
+    for (const auto& [name, tensor] : *list)
+      if (tensor.device() == device) bytes += static_cast<int64_t>(tensor.storage().nbytes());
+  return bytes;
 }
 
 }  // namespace
@@ -59,6 +70,8 @@ struct PlannedStep::State {
   std::vector<std::pair<std::string, at::Tensor>> named_inputs;
   Constants constants;
   int steps = 0;
+  const StepDevice* device = &cpu_step_device();
+  int64_t beside_bytes = 0;  // held on a GPU beside the tensors of the step before the first step
   std::optional<CapturedStep> captured;
   StepGraph graph;
   Plan plan;
@@ -88,9 +101,10 @@ struct PlannedStep::State {
 
   Executor::Run run_planned() {
     const bool checked = options.check_steps > 0 && planned_steps++ % options.check_steps == 0;
-    if (options.replay && !checked) return executor->run();
+    const bool timed = !report || runs.size() < kMeasuredSteps;
+    if (options.replay && !checked) return executor->run(timed);
     return executor->run([this] { work(inputs); },
-                         {.same_numbers = options.replay, .writes = checked});
+                         {.same_numbers = options.replay, .writes = checked}, timed);
   }
 
   void take(const Inputs& given, const Constants& numbers) {
@@ -123,11 +137,15 @@ struct PlannedStep::State {
   }
 
   RecordingLimit limit() const {
+    // The CPU's allocator keeps a part of what is freed (base/kept_memory.h).
+    const auto within = [cpu = device->device().is_cpu()](int64_t bytes) {
+      return cpu ? within_kept(bytes) : bytes;
+    };
     if (!captured)
-      return {.bytes = [this](int64_t keep_all_bytes) {
-        return within_kept(parse_budget(options.budget, keep_all_bytes));
+      return {.bytes = [this, within](int64_t keep_all_bytes) {
+        return within(parse_budget(options.budget, keep_all_bytes));
       }};
-    const int64_t bytes = within_kept(parse_budget(options.budget, kept().peak_bytes));
+    const int64_t bytes = within(parse_budget(options.budget, kept().peak_bytes));
     return {.bytes = [bytes](int64_t) { return bytes; }, .previous = &*captured};
   }
 
@@ -165,8 +183,54 @@ struct PlannedStep::State {
     const LaterSteps how = steps == 1 ? LaterSteps::kNone : later();
     CapturedStep step = run_recorded(named_inputs, how);
     if (steps == kRecordedSteps) check_steady(*captured, step, how);
+    if (!device->device().is_cpu()) step.held_bytes += workspaces_bytes();
     captured = std::move(step);
     graph = graph_allowing(options);
+    // Without algorithms, or with workspaces that a GPU's libraries then keep, the first step's
+    // graph may need more than later ones.
+    if (steps == 1 && options.refuse_at_once && !options.algorithms && device->device().is_cpu())
+      check_floor();
+  }
+
+  /// Sets the budget in bytes, and throws UserError if no plan can meet it.
+  void check_floor() {
+    graph.graph.budget_bytes = parse_budget(options.budget, kept().peak_bytes);
+    const SolveOptions how = solve_options(options, device->device());
+    const int64_t budget = graph.graph.budget_bytes;
+    Floor floor = floor_of(graph.graph, how);
+    const auto near = static_cast<int64_t>(kNearFloor * static_cast<double>(floor.bytes));
+    if (budget >= floor.bytes && budget < near) floor = placed_floor_of(graph.graph, how);
+    if (graph.graph.budget_bytes < floor.bytes)
+      throw below_floor(graph.graph, floor, options.prefix + "budget",
+                        fmt::format("raise the budget or lower the batch{}{}",
+                                    what_would_lower(floor), options.floor_help));
+  }
+
+  /// Finds the device of the step and refuses options that do not work there.
+  void find_device() {
+    StepTensors used = tensors();
+    used.inputs = named_inputs;
+    for (const auto& [name, tensor] : used.parameters)
+      if (tensor.defined()) device = &step_device(tensor.device());
+    if (device->device().is_cpu()) return;
+    if (!options.folder.empty())
+      throw UserError(fmt::format("{}folder does not work on a GPU, which offloads to the CPU's "
+                                  "memory",
+                                  options.prefix),
+                      "leave it out");
+    options.compress = options.compress_mxfp8 = false;
+    user_check(!options.host_bytes || options.offload,
+               "{}host_bytes limits offloaded tensors, but {}allow has no \"offload\"",
+               options.prefix, options.prefix);
+    beside_bytes = device->held_bytes() - bytes_on(device->device(), used);
+  }
+
+  /// Returns the bytes that libraries have allocated on a GPU in the recorded steps, and keep.
+  int64_t workspaces_bytes() const {
+    StepTensors used = tensors();
+    used.inputs = named_inputs;
+    return std::max<int64_t>(device->held_bytes() - bytes_on(device->device(), used) - beside_bytes,
+                             0);
   }
 
   /// Returns the recorded step's graph with the techniques that are allowed. `timed`: measure
@@ -176,7 +240,8 @@ struct PlannedStep::State {
     if (allowed.algorithms && steps >= kRecordedSteps) add_algorithms(out, timed);
     if (allowed.compress) allow_same_codes(*captured, out);
     if (allowed.compress_mxfp8) allow_loss(*captured, out);
-    if (allowed.offload && allowed.folder.empty()) add_host_updates(*captured, out);
+    if (allowed.offload && allowed.folder.empty() && device->device().is_cpu())
+      add_host_updates(*captured, out);
     out.graph.host_bytes = allowed.host_bytes;
     // Rates are assumed until they are measured.
     out.graph.bandwidth = {.to_host = kAssumedBytesPerS, .to_device = kAssumedBytesPerS};
@@ -194,9 +259,12 @@ struct PlannedStep::State {
       if (tensor.alias_of < 0 && resident_at_start(tensor.kind)) there += tensor.bytes;
     ProfileCache cache(options.plans.empty() ? "" : ProfileCache::default_folder());
     add_convolution_algorithms(*captured, out, cache, budget - there);
-    if (timed) time_on_zeros(*captured, out, cache);
+    if (timed) {
+      time_on_zeros(*captured, out, cache);
+      drop_dominated(out);
+    }
     cache.save();
-    give_back_freed_memory();
+    device->give_back_freed();
   }
 
   Timeline kept() const {
@@ -206,7 +274,7 @@ struct PlannedStep::State {
   }
 
   PlacedSolution solve(double time_limit_s) {
-    SolveOptions how = solve_options(options);
+    SolveOptions how = solve_options(options, device->device());
     how.time_limit_s = time_limit_s;
     PlacedSolution made = solve_placed(graph.graph, how, PlanCache(options.plans));
     plan = made.solution.schedule.plan;
@@ -217,35 +285,32 @@ struct PlannedStep::State {
   std::string what_would_lower(const Floor& floor) const {
     std::string out;
     for (const auto& [name, allowed] : kTechniques) {
-      if (options.*allowed) continue;
+      const bool compresses = allowed == &Options::compress || allowed == &Options::compress_mxfp8;
+      if (options.*allowed || (compresses && !device->device().is_cpu())) continue;
       Options more = options;
       more.*allowed = true;
-      if (more.folder.empty()) more.folder = "FOLDER";
-      if (floor_of(graph_allowing(more, /*timed=*/false).graph, solve_options(more)).bytes >=
-          floor.bytes)
+      if (more.folder.empty() && device->device().is_cpu()) more.folder = "FOLDER";
+      if (floor_of(graph_allowing(more, /*timed=*/false).graph,
+                   solve_options(more, device->device()))
+              .bytes >= floor.bytes)
         continue;
       out += out.empty() ? "; " : " or ";
       std::string names;  // a list replaces the default, so it has what is allowed now, too
       for (const auto& [other, its_allowed] : kTechniques)
         if (other == name || (options.*its_allowed && its_allowed != &Options::offload))
           names += fmt::format("{}\"{}\"", names.empty() ? "" : ", ", other);
-      out += options.prefix +
-             (allowed == &Options::offload ? "folder" : fmt::format("allow = [{}]", names));
+      const bool by_folder = allowed == &Options::offload && device->device().is_cpu();
+      out += options.prefix + (by_folder ? "folder" : fmt::format("allow = [{}]", names));
     }
     return out.empty() ? out : out + " would lower the floor";
   }
 
   void run_profiled() {
     if (profiled.empty()) {
-      const int64_t budget = graph.graph.budget_bytes =
-          parse_budget(options.budget, kept().peak_bytes);
-      const Floor floor = floor_of(graph.graph, solve_options(options));
-      if (budget < floor.bytes)
-        throw below_floor(graph.graph, floor, options.prefix + "budget",
-                          fmt::format("raise the budget or lower the batch{}{}",
-                                      what_would_lower(floor), options.floor_help));
+      check_floor();
+      const int64_t budget = graph.graph.budget_bytes;
       if (options.offload)
-        graph.graph.bandwidth = measure_bandwidth(
+        graph.graph.bandwidth = device->bandwidth(
             options.folder, std::min(kMeasuredCopyBytes, budget / 2), kMeasuredCopies);
       measure_codecs(graph, std::min(kMeasuredPackingBytes, budget / 2), kMeasuredPackings);
       solve(kFirstPlan * options.solve_s);
@@ -262,9 +327,10 @@ struct PlannedStep::State {
     const Timeline all = kept();
     const PlacedSolution placed = solve(options.solve_s);
     const Solution& solution = placed.solution;
-    SolveOptions quick = solve_options(options);
+    SolveOptions quick = solve_options(options, device->device());
     quick.time_limit_s /= kShareOfCurve;
-    const int64_t floor_bytes = placed_floor_bytes(graph.graph, solve_options(options), placed);
+    const int64_t floor_bytes =
+        placed_floor_bytes(graph.graph, solve_options(options, device->device()), placed);
     if (options.curve_budgets > 0)
       curve =
           trade_off(graph.graph, quick, floor_bytes, all.peak_bytes, options.curve_budgets, placed);
@@ -290,7 +356,7 @@ struct PlannedStep::State {
     made.step_bytes = executor->arena_bytes() + graph.graph.base_bytes;
     if (options.idle_bytes > 0) {
       const int64_t beside =
-          grown_bytes(resident_bytes(), options.idle_bytes) - executor->resident_bytes();
+          grown_bytes(device->held_bytes(), options.idle_bytes) - executor->resident_bytes();
       made.process_bytes = executor->arena_bytes() + std::max<int64_t>(beside, 0);
     }
     DOVETAIL_CHECK(made.step_bytes <= made.budget_bytes, "a plan takes {} bytes of a budget of {}",
@@ -346,6 +412,7 @@ void PlannedStep::run(const Inputs& inputs, const Constants& constants) {
   State& s = *state_;
   s.take(inputs, constants);
   ++s.steps;
+  if (s.steps == 1) s.find_device();
   if (s.steps <= kRecordedSteps) return s.record();
   if (s.steps < kRecordedSteps + kProfiledSteps) return s.run_profiled();
   if (s.report) {
@@ -393,23 +460,26 @@ PlannedStepView PlannedStep::view() const {
           .used_bytes = measured_bytes(),
           .process_predicted_bytes = s.report->process_bytes,
           .process_bytes = s.options.idle_bytes > 0
-                               ? grown_bytes(peak_resident_bytes(), s.options.idle_bytes)
+                               ? grown_bytes(s.device->peak_held_bytes(), s.options.idle_bytes)
                                : int64_t{0},
           .runs = s.runs,
           .curve = s.curve};
 }
 
-SolveOptions PlannedStep::solve_options(const Options& options) {
+SolveOptions PlannedStep::solve_options(const Options& options, c10::Device device) {
   return {.offload = options.offload,
           .recompute = options.recompute,
           .compress = options.compress || options.compress_mxfp8,
+          // On a GPU, code outside the step may launch kernels on parameters and state.
+          .across_steps = device.is_cpu(),
           .algorithms = true,  // the graph has only those that Options allow
-          .least_bytes = kPagedBytes,
+          .least_bytes = step_device(device).least_copied_bytes(),
           .time_limit_s = options.solve_s};
 }
 
 std::string PlannedStep::what_would_lower_the_floor() const {
-  return state_->what_would_lower(floor_of(graph(), solve_options(state_->options)));
+  return state_->what_would_lower(
+      floor_of(graph(), solve_options(state_->options, state_->device->device())));
 }
 
 void PlannedStep::write(const std::filesystem::path& folder) const {

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "dovetail/plan/device/paged_memory.h"
 #include "dovetail/plan/record/capture.h"
-#include "dovetail/plan/run/paged_memory.h"
 #include "dovetail/plan/solve/joint.h"
 #include "dovetail/plan/solve/solve.h"
 #include "dovetail/plan/step/memory_record.h"
@@ -50,9 +50,10 @@ struct MemoryPlanReport {
 /// Returns the report's part of memory_plan.json.
 nlohmann::ordered_json to_json(const MemoryPlanReport& report);
 
-/// Training steps within a memory budget. A plan decides for each tensor of a step whether to keep,
-/// recompute, offload or compress it. The plan is made during the first steps. All steps belong to
-/// one training.
+/// Training steps within a memory budget, on the CPU or on a GPU: where the parameters are. The
+/// budget is in the memory of that device. A plan decides for each tensor of a step whether to
+/// keep, recompute, offload or compress it. The plan is made during the first steps. All steps
+/// belong to one training.
 ///
 /// 1. Three steps are recorded: their operations and tensors become a graph. The first one also
 ///    allocates gradients and moments. Recorded steps stay within the budget by recomputing tensors
@@ -78,14 +79,16 @@ class PlannedStep {
   struct Options {
     std::string budget;  ///< maximum memory of a step (parse_budget)
     /// Folder to offload tensors to (slow tier). If it is empty, offloaded tensors go to memory of
-    /// the process that does not count towards the budget.
+    /// the process that does not count towards the budget. A GPU offloads to pinned memory of the
+    /// CPU alone, and refuses a folder.
     std::filesystem::path folder;
     /// Maximum bytes of offloaded tensors; nullopt: no limit.
     std::optional<int64_t> host_bytes = {};
-    /// Resident memory of the process before it made the model; 0: unknown.
+    /// StepDevice::held_bytes before the process made the model; 0: unknown.
     uint64_t idle_bytes = 0;
-    /// Techniques that a plan may use (kTechniques). Only `compress_mxfp8` and `algorithms` change
-    /// results (plan/record/packable.h, plan/record/algorithms.h).
+    /// Techniques that a plan may use (kTechniques). A GPU offloads and recomputes alone. Only
+    /// `compress_mxfp8` and `algorithms` change results (plan/record/packable.h,
+    /// plan/record/algorithms.h).
     bool offload = true, recompute = true, compress = true, compress_mxfp8 = false,
          algorithms = false;
     /// Folder with plans of earlier processes, to reuse them (plan/solve/plan_cache.h). Empty: no
@@ -98,6 +101,9 @@ class PlannedStep {
     /// Scope in which large tensors are allocated in a file; null: none. The final plan ends it
     /// (reset).
     std::shared_ptr<PagedAllocations> paged = {};
+    /// Refuse a budget without a plan in the first step, on a CPU and without `algorithms`. The
+    /// first step must find all state made. Otherwise the fourth step refuses it.
+    bool refuse_at_once = false;
     /// Reaction to a step whose input shapes or constants differ from the plan's.
     OtherSizes other_sizes = OtherSizes::kRefuse;
     /// Way in which steps with a plan run:
@@ -132,8 +138,8 @@ class PlannedStep {
        {"compress", &Options::compress},
        {"compress_mxfp8", &Options::compress_mxfp8},
        {"algorithms", &Options::algorithms}}};
-  /// Returns the options of the search for a plan.
-  static SolveOptions solve_options(const Options& options);
+  /// Returns the options of the search for a plan of a step on `device`.
+  static SolveOptions solve_options(const Options& options, c10::Device device);
   /// Inputs of a step: tensors with names.
   using Inputs = std::vector<std::pair<std::string, at::Tensor>>;
   /// Named numbers, other than input shapes, on which the operations of a step depend. A plan is

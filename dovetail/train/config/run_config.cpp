@@ -280,20 +280,24 @@ void PrecisionOverride::describe(Section& s) {
 }
 
 void MemorySection::describe(Section& s) {
-  s.value("budget", budget,
-          "Maximum memory of a training step: bytes (6GiB), or a share of the step's peak with "
-          "everything kept (0.5x). The process grows by that much above its size before the model, "
-          "and by at most 64 MiB more. The first three steps are recorded, and the planner then "
-          "decides what to keep, recompute or offload. Empty: no plan");
-  s.value("folder", folder,
-          "Folder on a disk, or in a slower memory, to offload tensors to. Empty: no tensor is "
-          "offloaded. With a folder the memory of the first three steps lies in a file there");
-  s.value("host_bytes", host_bytes,
-          "Maximum bytes of offloaded tensors in memory.folder (20GiB). Empty: no limit");
+  s.value(
+      "budget", budget,
+      "Maximum memory of a training step: bytes (6GiB), or a share of the step's peak with "
+      "everything kept (0.5x). On a CPU the process grows by that much above its size before the "
+      "model, and by at most 64 MiB more. On a GPU it is memory of the card. The first three steps "
+      "are recorded, and the planner then "
+      "decides what to keep, recompute or offload. Empty: no plan");
+  s.value(
+      "folder", folder,
+      "Folder on a disk, or in a slower memory, to offload tensors to. Empty: no tensor is "
+      "offloaded. With a folder the memory of the first three steps lies in a file there. A GPU "
+      "offloads to memory of the CPU, without a folder");
+  s.value("host_bytes", host_bytes, "Maximum bytes of offloaded tensors (20GiB). Empty: no limit");
   s.value(
        "allow", allow,
        "Techniques that a plan may use. auto: all that change no result. offload: copy to "
-       "memory.folder. recompute: repeat an operation in backward. compress: keep microscaling "
+       "memory.folder, on a GPU to memory of the CPU. recompute: repeat an operation in backward. "
+       "compress: keep microscaling "
        "codes of a tensor if all its later readers quantize it to the same codes. Two techniques "
        "change results, from the fourth step on. algorithms: convolutions run by algorithms that "
        "need less memory or time, and round differently. compress_mxfp8: activations may wait "
@@ -376,7 +380,7 @@ void RunConfig::describe(Section& s) {
   s.section("optimizer", optimizer, "Update of the weights");
   s.section("schedule", schedule, "Learning rate over the run");
   s.section("precision", precision, "Number formats of training");
-  s.section("memory", memory, "Training within a memory budget, on a CPU (docs/design/plan.md)");
+  s.section("memory", memory, "Training within a memory budget (docs/design/plan.md)");
   s.section("checkpoint", checkpoint, "Checkpoints of the run");
   s.section("eval", eval, "Validation while training");
   s.section("log", log, "Events, traces and samples");

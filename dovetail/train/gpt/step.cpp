@@ -25,7 +25,7 @@ TrainStep::TrainStep(std::shared_ptr<models::GPT> model, Optimizer& optimizer,
                {.bucket_bytes = options_.bucket_bytes,
                 .groups = options_.gradient_groups,
                 .scatter = options_.scatter_gradients}),
-      outcome_marker_(at::zeros({1})) {
+      outcome_marker_(at::zeros({1}, optimizer_.parameters().front().options())) {
   DOVETAIL_CHECK(options_.micro_batch > 0, "micro_batch {}", options_.micro_batch);
 }
 

@@ -29,6 +29,7 @@ std::string cuda_graph_obstacle(const ResolvedRun& run, const comm::Group& group
                                 const Quantization& quantization) {
   if (!run.device.is_cuda()) return "the run is on the CPU";
   if (ops::cuda_kernels() == nullptr) return "this build has no kernels for the GPU";
+  if (!run.config.memory.budget.empty()) return "memory.budget plans each operation";
   if (group.size() > 1) return "ranks exchange gradients while backward runs";
   if (run.config.model.moe.experts > 0) return "experts read the sizes of their shares on the host";
   for (const auto& layer : quantization.layers()) {
@@ -52,7 +53,8 @@ GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> gr
   // keep the default stream, because their communication threads use it, too.
   if (run_.device.is_cuda() && group_->size() == 1 && config.run.cuda_graph != "off")
     use_own_stream();
-  const uint64_t idle_bytes = resident_bytes();
+  const int64_t idle_bytes =
+      config.memory.budget.empty() ? 0 : plan::step_device(run_.device).held_bytes();
   std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
   model_ = std::make_shared<models::GPT>(config.model, c10::kCPU, parallel_.ranks());
   model_->checkpoint_activations = config.train.checkpoint_activations;
@@ -81,9 +83,10 @@ GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> gr
                             .scatter_gradients = config.parallel.shard == "gradients",
                             .cuda_graph = config.run.cuda_graph != "off" && no_graph.empty()});
   if (!config.memory.budget.empty()) {
-    plan::PlannedStep::Options options = planned_step_options(config.memory);
+    plan::PlannedStep::Options options = planned_step_options(config.memory, run_.device);
     options.paged = std::move(paged);
-    options.idle_bytes = idle_bytes;
+    options.idle_bytes = static_cast<uint64_t>(idle_bytes);
+    options.refuse_at_once = true;
     if (shares_.automatic()) options.other_sizes = plan::PlannedStep::OtherSizes::kPlanAnew;
     step_->plan_memory(options);
   }

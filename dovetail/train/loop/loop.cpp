@@ -27,8 +27,9 @@ TrainingLoop::TrainingLoop(const ResolvedRun& run, std::shared_ptr<comm::Group> 
 
 void TrainingLoop::open_output(RunFolder& folder, bool quiet) {
   output_.emplace(folder, config(), state_.step, total_steps_, quiet);
-  checkpoints_.emplace(folder.checkpoints(),
-                       io::CheckpointFolder::Options{.keep = config().checkpoint.keep});
+  checkpoints_.emplace(folder.checkpoints(), io::CheckpointFolder::Options{
+                                                 .keep = config().checkpoint.keep,
+                                                 .beside_training = run_.copies_for_checkpoints()});
 }
 
 void TrainingLoop::run() {
@@ -159,7 +160,7 @@ void TrainingLoop::save_if_due(bool stopping, StepTimings& timings) {
   comm::on_rank_zero(*group_, "saving a checkpoint", [&] {
     // The checkpoint relies on these lines. They must be on the disk before it gets its final name.
     output_->sync();
-    checkpoints_->save_async(
+    checkpoints_->save(
         {.step = state_.step, .tensors = std::move(tensors), .state = checkpoint_state()});
   });
   saved_step_ = state_.step;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <ranges>
 #include <string>
 #include <string_view>
 
@@ -53,9 +52,12 @@ void check_planned(const RunConfig& config) {
          "say r, overlap and all_to_all, or leave memory.budget out");
 }
 
-static_assert(std::ranges::equal(plan::PlannedStep::kTechniques,
-                                 MemorySection::kTechniques | std::views::drop(1), {},
-                                 [](const auto& technique) { return technique.first; }),
+static_assert(std::equal(plan::PlannedStep::kTechniques.begin(),
+                         plan::PlannedStep::kTechniques.end(),
+                         MemorySection::kTechniques.begin() + 1, MemorySection::kTechniques.end(),
+                         [](const auto& technique, std::string_view name) {
+                           return technique.first == name;
+                         }),
               "memory.allow has the techniques of a planned step");
 
 bool allows(const MemorySection& memory, std::string_view technique) {
@@ -73,22 +75,40 @@ void check_memory(const RunConfig& config) {
     return;
   }
   plan::parse_budget(memory.budget, 1 << 30);
-  if (memory.folder.empty() && allows(memory, "offload"))
-    throw UserError("memory.allow has \"offload\", but memory.folder names no folder to offload to",
-                    "memory.folder = \"FOLDER\" offloads to a disk; memory.allow = [\"auto\"] does "
-                    "without. Before, offloaded tensors stayed in the memory of the process");
-  if (!memory.host_bytes.empty()) {
-    user_check(!memory.folder.empty(),
-               "memory.host_bytes limits memory.folder, which is not given");
-    if (!parse_byte_size(memory.host_bytes))
-      throw UserError(
-          fmt::format("memory.host_bytes = \"{}\" is not a number of bytes", memory.host_bytes),
-          "write bytes with a unit: 20GiB");
-  }
+  if (!memory.host_bytes.empty() && !parse_byte_size(memory.host_bytes))
+    throw UserError(
+        fmt::format("memory.host_bytes = \"{}\" is not a number of bytes", memory.host_bytes),
+        "write bytes with a unit: 20GiB");
   check_planned(config);
   if (config.train.checkpoint_activations)
     throw UserError("both memory.budget and train.checkpoint_activations are given",
                     "leave train.checkpoint_activations out: the plan decides what to recompute");
+}
+
+void check_memory_on(const RunConfig& config, c10::Device device) {
+  const MemorySection& memory = config.memory;
+  if (memory.budget.empty()) return;
+  if (device.is_cpu()) {
+    if (memory.folder.empty() && allows(memory, "offload"))
+      throw UserError(
+          "memory.allow has \"offload\", but memory.folder names no folder to offload to",
+          "memory.folder = \"FOLDER\" offloads to a disk; memory.allow = [\"auto\"] does "
+          "without. Before, offloaded tensors stayed in the memory of the process");
+    user_check(memory.host_bytes.empty() || !memory.folder.empty(),
+               "memory.host_bytes limits memory.folder, which is not given");
+    return;
+  }
+  user_check(config.model.moe.experts == 0 || config.kind() != RunKind::kGpt,
+             "memory.budget does not work with a mixture of experts on a GPU yet; leave one of "
+             "both out");
+  if (!memory.folder.empty())
+    throw UserError("memory.folder does nothing on a GPU, which offloads to the CPU's memory",
+                    "leave it out; memory.host_bytes limits the offloaded bytes");
+  for (const char* technique : {"compress", "compress_mxfp8"})
+    if (allows(memory, technique))
+      throw UserError(
+          fmt::format("memory.allow has \"{}\", which does not work on a GPU yet", technique),
+          "memory.allow = [\"offload\", \"recompute\"], [\"auto\"], or with \"algorithms\"");
 }
 
 std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const MemorySection& memory) {
@@ -96,7 +116,7 @@ std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const Memory
   return std::make_shared<plan::PagedAllocations>(memory.folder);
 }
 
-plan::PlannedStep::Options planned_step_options(const MemorySection& memory) {
+plan::PlannedStep::Options planned_step_options(const MemorySection& memory, c10::Device device) {
   plan::PlannedStep::Options out{.budget = memory.budget,
                                  .folder = memory.folder,
                                  .plans = plan::PlanCache::default_folder(),
@@ -111,7 +131,7 @@ plan::PlannedStep::Options planned_step_options(const MemorySection& memory) {
     out.*allowed =
         allows(memory, name) || (all && allowed != &plan::PlannedStep::Options::compress_mxfp8 &&
                                  allowed != &plan::PlannedStep::Options::algorithms);
-  out.offload = out.offload && !memory.folder.empty();
+  out.offload = out.offload && (device.is_cuda() || !memory.folder.empty());
   return out;
 }
 

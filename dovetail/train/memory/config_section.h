@@ -21,7 +21,11 @@ void check_memory(const RunConfig& config);
 /// anything that a planned step uses.
 std::shared_ptr<plan::PagedAllocations> paged_until_there_is_a_plan(const MemorySection& memory);
 
-/// Converts [memory] to the options of a PlannedStep.
-plan::PlannedStep::Options planned_step_options(const MemorySection& memory);
+/// Throws UserError if a budget cannot be kept on `device`, or if [memory] has keys that do nothing
+/// there.
+void check_memory_on(const RunConfig& config, c10::Device device);
+
+/// Converts [memory] to the options of a PlannedStep on `device`.
+plan::PlannedStep::Options planned_step_options(const MemorySection& memory, c10::Device device);
 
 }  // namespace dovetail::train

@@ -18,6 +18,7 @@
 #include "dovetail/data/text/token_store.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/moe/layer.h"
+#include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/ranks/batch_shares.h"
 #include "dovetail/train/ranks/expert_parallel.h"
@@ -165,6 +166,7 @@ ResolvedRun place_run(const RunConfig& config, comm::Group& group) {
   run.config = config;
   run.config.run.folder = config.folder().string();
   run.device = resolve_device(config, group);
+  check_memory_on(config, run.device);
   run.local_ranks = comm::neighbours_of(group).size;
   const Machine here = machine();
   run.available_bytes = run.device.is_cuda() ? gpu_memory().free_bytes : here.available_bytes;
@@ -210,8 +212,6 @@ ResolvedRun resolve_run(const RunConfig& config, comm::Group& group, const Train
 /// the run.
 void check_memory_plan(const ResolvedRun& run, const models::GPT& model) {
   if (run.config.memory.budget.empty()) return;
-  if (!run.device.is_cpu())
-    throw UserError("memory.budget does not work on a GPU yet", "leave one of both out");
   if (run.config.model.moe.pad_to_capacity) return;
   for (const auto& [name, layer] : moe::layers_of(model)) {
     const std::string obstacle = layer->recorded_obstacle(run.precision.compute);
@@ -245,7 +245,7 @@ void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
                         .optimizer_ranks = parallel.shards() ? group.size() : 1,
                         .gradient_ranks = parallel.shard == "gradients" ? group.size() : 1,
                         .expert_ranks = parallel.expert,
-                        .checkpoints = group.rank() == 0,
+                        .checkpoints = group.rank() == 0 && run.copies_for_checkpoints(),
                         .threads = run.threads};
   run.memory = memory_with(run, run.micro_batch);
 }

@@ -36,8 +36,6 @@ void check_vision(const ResolvedRun& run, int ranks) {
   user_check(run.config.vision.channels != 2,
              "vision.channels = 2: images have 3 channels (colours) or 1 (brightness)");
   models::make_vision_model(vision_config(run.config.vision), c10::kMeta);
-  if (!run.config.memory.budget.empty() && !run.device.is_cpu())
-    throw UserError("memory.budget does not work on a GPU yet", "leave one of both out");
   check_batch_norms(run, ranks);
 }
 
@@ -57,7 +55,7 @@ void resolve_vision_size(ResolvedRun& run, comm::Group& group) {
       .optimizer = kFloat * 2 * size.parameters,
       .activations = run.micro_batch * size.activation_bytes,
       .workspace = run.micro_batch * 2 * size.largest_bytes,
-      .checkpoint = kFloat * 3 * size.parameters,
+      .checkpoint = run.copies_for_checkpoints() ? kFloat * 3 * size.parameters : 0,
       .all_gradients = kFloat * size.parameters,
       .beside = data::loader_bytes(image_form(vision_config(vision)), run.maximum_samples)};
 }

@@ -52,6 +52,10 @@ struct ResolvedRun {
   /// run uses the GPU.
   uint64_t available_bytes = 0;
   int local_ranks = 1;  ///< number of ranks on this machine
+
+  /// Returns true if checkpoints are copied and written beside training. Copies would not fit in a
+  /// memory.budget for the CPU's memory.
+  bool copies_for_checkpoints() const { return config.memory.budget.empty() || !device.is_cpu(); }
 };
 
 }  // namespace dovetail::train

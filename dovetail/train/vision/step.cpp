@@ -21,7 +21,7 @@ VisionStep::VisionStep(std::shared_ptr<models::VisionModel> model, Optimizer& op
       group_(std::move(group)),
       options_(options),
       reducer_(group_, optimizer_.parameters(), {.bucket_bytes = options_.bucket_bytes}),
-      outcome_marker_(at::zeros({1})) {
+      outcome_marker_(at::zeros({1}, optimizer_.parameters().front().options())) {
   DOVETAIL_CHECK(options_.micro_batch > 0, "micro_batch {}", options_.micro_batch);
 }
 

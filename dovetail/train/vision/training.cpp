@@ -23,7 +23,8 @@ VisionTraining::VisionTraining(const ResolvedRun& run, std::shared_ptr<comm::Gro
     : TrainingLoop(run, std::move(group), std::move(state)) {
   const RunConfig& config = run_.config;
   const auto seed = static_cast<uint64_t>(config.run.seed);
-  const uint64_t idle_bytes = resident_bytes();
+  const int64_t idle_bytes =
+      config.memory.budget.empty() ? 0 : plan::step_device(run_.device).held_bytes();
   std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
   model_ = models::make_vision_model(vision_config(config.vision));
   if (!resumed()) initialize(*model_, seed);
@@ -43,9 +44,10 @@ VisionTraining::VisionTraining(const ResolvedRun& run, std::shared_ptr<comm::Gro
                                     .bucket_bytes = config.train.bucket_bytes});
   if (!config.memory.budget.empty()) {
     batches_.emplace(data::loader_bytes(image_form(model_->config()), run_.maximum_samples));
-    plan::PlannedStep::Options options = planned_step_options(config.memory);
+    plan::PlannedStep::Options options = planned_step_options(config.memory, run_.device);
     options.paged = std::move(paged);
-    options.idle_bytes = idle_bytes;
+    options.idle_bytes = static_cast<uint64_t>(idle_bytes);
+    options.refuse_at_once = true;
     if (shares_.automatic()) options.other_sizes = plan::PlannedStep::OtherSizes::kPlanAnew;
     step_->plan_memory(options);
   }

@@ -1,4 +1,4 @@
-#include "dovetail/plan/record/fingerprint.h"
+#include "dovetail/plan/device/fingerprint.h"
 
 #include <ATen/Parallel.h>
 
@@ -9,6 +9,8 @@
 #include <cstring>
 #include <utility>
 #include <vector>
+
+#include "dovetail/plan/device/step_device.h"
 
 namespace dovetail::plan {
 namespace {
@@ -53,7 +55,8 @@ uint64_t fingerprint(const void* data, int64_t bytes) {
 
 bool Fingerprints::unchanged(int index, const c10::StorageImpl& storage) {
   if (storage.nbytes() == 0) return true;
-  const uint64_t now = fingerprint(storage.data(), static_cast<int64_t>(storage.nbytes()));
+  const uint64_t now = step_device(storage.device())
+                           .fingerprint(storage.data(), static_cast<int64_t>(storage.nbytes()));
   const auto [found, first] = seen_.try_emplace(index, now);
   return first || std::exchange(found->second, now) == now;
 }

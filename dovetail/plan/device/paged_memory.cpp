@@ -1,4 +1,4 @@
-#include "dovetail/plan/run/paged_memory.h"
+#include "dovetail/plan/device/paged_memory.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

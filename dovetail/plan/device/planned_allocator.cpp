@@ -1,4 +1,4 @@
-#include "dovetail/plan/run/planned_allocator.h"
+#include "dovetail/plan/device/planned_allocator.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -15,8 +15,8 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
+#include "dovetail/plan/device/paged_memory.h"
 #include "dovetail/plan/model/packing.h"
-#include "dovetail/plan/run/paged_memory.h"
 
 namespace dovetail::plan {
 namespace {
@@ -24,9 +24,11 @@ namespace {
 struct Current {
   const std::string* operation = nullptr;
   const std::vector<PlannedPlace>* places = nullptr;
+  c10::DeviceType device = c10::DeviceType::CPU;
   size_t next = 0;
 };
 thread_local Current current;
+thread_local AllocationObserver* observer_now = nullptr;
 
 class FrontAllocator : public c10::Allocator {
  public:
@@ -36,16 +38,8 @@ class FrontAllocator : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (current.places == nullptr || bytes == 0 || !allocations_are_recorded())
-      return unplanned(bytes);
-    const auto& places = *current.places;
-    if (current.next >= places.size() || places[current.next].bytes != static_cast<int64_t>(bytes))
-      throw UserError(fmt::format("plan: {} asks for {} bytes where {} were planned: its shapes "
-                                  "differ from the captured step",
-                                  *current.operation, bytes,
-                                  current.next < places.size() ? places[current.next].bytes : 0),
-                      "capture and plan the step anew");
-    std::byte* address = places[current.next++].address;
+    std::byte* address = bytes == 0 ? nullptr : take_planned_place(c10::DeviceType::CPU, bytes);
+    if (address == nullptr) return unplanned(bytes);
     return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
   }
 
@@ -121,12 +115,35 @@ class FrontAllocator : public c10::Allocator {
 }  // namespace
 
 PlannedAllocations::PlannedAllocations(const std::string& operation,
-                                       const std::vector<PlannedPlace>& places) {
+                                       const std::vector<PlannedPlace>& places,
+                                       c10::DeviceType device) {
   DOVETAIL_CHECK(current.places == nullptr, "planned operations do not nest");
-  current = {&operation, &places, 0};
+  current = {&operation, &places, device, 0};
 }
 
 PlannedAllocations::~PlannedAllocations() { current = {}; }
+
+std::byte* take_planned_place(c10::DeviceType device, size_t bytes) {
+  if (current.places == nullptr || current.device != device || !allocations_are_recorded())
+    return nullptr;
+  const auto& places = *current.places;
+  if (current.next >= places.size() || places[current.next].bytes != static_cast<int64_t>(bytes))
+    throw UserError(fmt::format("plan: {} asks for {} bytes where {} were planned: its shapes "
+                                "differ from the captured step",
+                                *current.operation, bytes,
+                                current.next < places.size() ? places[current.next].bytes : 0),
+                    "capture and plan the step anew");
+  return places[current.next++].address;
+}
+
+ObservedAllocations::ObservedAllocations(AllocationObserver& observer) {
+  DOVETAIL_CHECK(observer_now == nullptr, "observed allocations do not nest");
+  observer_now = &observer;
+}
+
+ObservedAllocations::~ObservedAllocations() { observer_now = nullptr; }
+
+AllocationObserver* allocation_observer() { return observer_now; }
 
 PagedAllocations::PagedAllocations(const std::filesystem::path& folder)
     : before_(FrontAllocator::instance().page(std::make_shared<PagedMemory>(folder))) {}
@@ -154,15 +171,6 @@ void Arena::drop(int64_t offset, int64_t bytes) {
   const int64_t begin = (offset + kPage - 1) / kPage * kPage,
                 end = (offset + bytes) / kPage * kPage;
   if (begin < end) ::madvise(data_ + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
-}
-
-void Arena::drop_all_but(const std::vector<std::pair<int64_t, int64_t>>& kept) {
-  int64_t end = 0;
-  for (const auto& [offset, bytes] : kept) {
-    drop(end, offset - end);
-    end = std::max(end, offset + bytes);
-  }
-  drop(end, bytes_ - end);
 }
 
 Arena::~Arena() {

@@ -11,7 +11,8 @@ namespace dovetail::plan {
 /// with probability 2^-64.
 uint64_t fingerprint(const void* data, int64_t bytes);
 
-/// Hashes of storages, to detect that a storage has changed since the previous look at it.
+/// Hashes of storages on any device, to detect that a storage has changed since the previous look
+/// at it.
 class Fingerprints {
  public:
   /// Returns true if the storage has the same bytes as in the previous call with this index.

@@ -1,4 +1,4 @@
-#include "dovetail/plan/run/host_tier.h"
+#include "dovetail/plan/device/host_tier.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
