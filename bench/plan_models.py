@@ -28,8 +28,8 @@ import time
 import dovetail
 import torch
 import transformers
+from conv_models import unet
 from peers import machine, resident
-from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -42,39 +42,6 @@ GPT2, ViT, ResNet = (
 BESIDE_BYTES = 64 << 20
 MOST_TIME = 1.15
 UNTIL_PLAN = 8  # steps
-
-
-def unet():
-    """UNet of four levels, and its blocks."""
-
-    def block(before, after):
-        layers = []
-        for width in (before, after):
-            layers += [nn.Conv2d(width, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
-        return nn.Sequential(*layers)
-
-    class UNet(nn.Module):
-        def __init__(self, width=32):
-            super().__init__()
-            widths = [width, 2 * width, 4 * width, 8 * width]
-            self.down = nn.ModuleList(block(a, b) for a, b in zip([3, *widths], widths, strict=False))
-            upward = list(zip(widths[:0:-1], widths[-2::-1], strict=True))
-            self.grow = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, 2) for a, b in upward)
-            self.up = nn.ModuleList(block(a, b) for a, b in upward)
-            self.head = nn.Conv2d(width, 2, 1)
-
-        def forward(self, x):
-            passed = []
-            for i, down in enumerate(self.down):
-                x = down(functional.max_pool2d(x, 2) if i else x)
-                passed.append(x)
-            passed.pop()
-            for grow, up in zip(self.grow, self.up, strict=True):
-                x = up(torch.cat([passed.pop(), grow(x)], 1))
-            return self.head(x)
-
-    model = UNet()
-    return model, [*model.down, *model.up]
 
 
 def make(name: str):

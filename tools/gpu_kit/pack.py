@@ -20,7 +20,18 @@ MOST_BYTES = 60 << 20
 # Libraries that each Linux with torch has: the C and C++ runtimes.
 EVERYWHERE = ("linux-vdso", "ld-linux", "libc.", "libm.", "libdl.", "librt.", "libpthread.", "libutil.", "libstdc++.")
 EVERYWHERE += ("libgcc_s.", "libgomp.")
-BENCHMARKS = ["embedding_gpu", "fp8_gpu", "gpt_gpu", "mx_gpu", "ops_gpu", "peer_gpt", "zipf"]
+BENCHMARKS = [
+    "conv_models",
+    "embedding_gpu",
+    "fp8_gpu",
+    "gpt_gpu",
+    "mx_gpu",
+    "ops_gpu",
+    "peer_gpt",
+    "peers",
+    "plan_gpu",
+    "zipf",
+]
 
 
 def output(*command: str) -> str:

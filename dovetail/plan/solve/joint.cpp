@@ -10,6 +10,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/plan/solve/covering_bound.h"
 #include "dovetail/plan/solve/joint_program.h"
 #include "dovetail/plan/solve/search.h"
 
@@ -98,7 +99,16 @@ class JointSearch {
     const double started_s = now_seconds();
     report_.too_large = is_too_large(graph_, scheduler_);
     if (report_.too_large) {
+      auto bound = std::async(std::launch::async, [this] {
+        return covering_bound(graph_, options_, milp_.time_limit_s);
+      });
       search_.anneal([&] { return now_seconds() > started_s + milp_.time_limit_s; });
+      const CoveringBound found = bound.get();
+      report_.bound_s = std::max(report_.bound_s, found.seconds);
+      report_.columns = found.columns;
+      report_.rows = found.rows;
+      report_.programs = found.columns > 0 ? 1 : 0;
+      report_.seconds = now_seconds() - started_s;
       return;
     }
     JointProgram joint(graph_, scheduler_, options_,
@@ -164,10 +174,9 @@ std::string bound_in_words(const JointReport& report, double expected_s) {
   const double gap = std::max(0.0, 1 - report.bound_s / expected_s);
   const std::string near = fmt::format("within {:.1f} % of ", 100 * gap);
   if (report.programs > 0)
-    return near +
-           fmt::format("the bound that an integer program of {} columns proves", report.columns);
-  return near + "every operation once at its fastest" +
-         (report.too_large ? "; the step is too large for an integer program" : "");
+    return near + fmt::format("the bound that {} program of {} columns proves",
+                              report.too_large ? "a linear" : "an integer", report.columns);
+  return near + "every operation once at its fastest";
 }
 
 JointSolution solve_jointly(const Graph& graph, const SolveOptions& options,

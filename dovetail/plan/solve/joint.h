@@ -9,10 +9,11 @@ namespace dovetail::plan {
 
 /// Report on solving the integer program (plan/solve/joint_program.h) of a step.
 struct JointReport {
-  /// Number of columns and rows of the first program. 0 if no program was needed, or if the step is
-  /// too large for a program.
+  /// Number of columns and rows of the first program; 0 if no program was needed.
   int columns = 0, rows = 0;
-  bool too_large = false;  ///< true if the step is too large for a program
+  /// True if the step is too large for the integer program. A linear program then proves the bound
+  /// (plan/solve/covering_bound.h).
+  bool too_large = false;
   /// Number of programs solved. Each program after the first excludes the decisions of the previous
   /// solutions.
   int programs = 0;
@@ -21,6 +22,7 @@ struct JointReport {
   /// decisions. In these plans, a storage stays resident if it need not leave the device to fit the
   /// budget. In contrast, Solution::bound_s bounds every plan that `check` accepts. Value:
   /// - without a program: the time to run each node once,
+  /// - if the step is too large: the bound of the linear program,
   /// - if a program has no solution: the time of the fastest plan found,
   /// - otherwise: the bound that the solver proves for the first program.
   double bound_s = 0;
@@ -49,8 +51,8 @@ struct JointSolution {
 /// 3. `Scheduler` makes a plan from the solution. Its decisions are then improved (`improve`).
 /// 4. The program excludes the decisions of the solution, and the search goes on at step 2.
 ///
-/// For steps of many hundred nodes, no program is solved. Step 2 is then only random changes. Steps
-/// 3 and 4 are left out.
+/// For steps of many hundred nodes, no integer program is solved. Step 2 is then only random
+/// changes, while a linear program finds a bound. Steps 3 and 4 are left out.
 ///
 /// The search ends if
 /// - the relative gap (JointReport::gap) is at most `milp.relative_gap`,
