@@ -10,8 +10,8 @@ Sides are processes of their own, with the same weights and batches:
 - peak: a plan with the peak of checkpoint.
 
 A row is a JSON line: the best step, the peak of the allocator over the last steps, and losses. The peak is counted
-above the bytes before the model. Rows of plans also have the budget and the predicted step.
-cuDNN is deterministic, and TF32 is off. So losses of plans without "a" must equal eager's. Exit code 1: a loss differs, or a peak exceeds its
+above the bytes before the model. Rows of plans also have the budget and the predicted step. cuDNN is deterministic, and
+TF32 is off. So losses of plans without "a" must equal eager's. Exit code 1: a loss differs, or a peak exceeds its
 budget by more than 1 % and 2 MiB.
 """
 
@@ -64,7 +64,7 @@ def make(name: str, device: str):
     if name == "gpt":
         model = Gpt() if device == "cuda" else Gpt(512, 64, 64, 2, 2)
         vocabulary, context = model.tokens.num_embeddings, model.places.num_embeddings
-        return model, list(model.layers), lambda g: (torch.randint(vocabulary, (rows, context), generator=g),) * 2
+        return model, list(model.layers), lambda g: torch.randint(vocabulary, (2, rows, context), generator=g).unbind()
     size = (224 if name == "vgg19" else 384) if device == "cuda" else 224 if name == "vgg19" else 64
     model, blocks = vgg19() if name == "vgg19" else unet(64)
     labels = (rows,) if name == "vgg19" else (rows, size, size)

@@ -16,7 +16,7 @@ namespace dovetail::plan {
 namespace {
 
 constexpr int kMostNodes = 64;  // nodes whose memory the program bounds
-constexpr double kUnits = 100;  // the budget, and the time of each node once
+constexpr double kScale = 100;  // the budget, and the time of each node once
 
 class Covering {
  public:
@@ -47,15 +47,15 @@ class Covering {
     CoveringBound out{.seconds = least_s_, .columns = program_.columns(), .rows = program_.rows()};
     // Its objective proves the bound only if the program was solved.
     if (result.status == MilpResult::kOptimal)
-      out.seconds += std::max(result.bound, 0.0) / kUnits * least_s_;
+      out.seconds += std::max(result.bound, 0.0) / kScale * least_s_;
     return out;
   }
 
  private:
   double scaled(int64_t bytes) const {
-    return kUnits * static_cast<double>(bytes) / static_cast<double>(graph_.budget_bytes);
+    return kScale * static_cast<double>(bytes) / static_cast<double>(graph_.budget_bytes);
   }
-  double cost(double seconds) const { return kUnits * seconds / least_s_; }
+  double cost(double seconds) const { return kScale * seconds / least_s_; }
 
   /// Finds nodes that exceed the budget if nothing leaves. They are the fullest node of each part
   /// of the step.
