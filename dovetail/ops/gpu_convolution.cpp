@@ -34,29 +34,6 @@ void check_operand(const at::Tensor& tensor, const char* what) {
              describe(tensor));
 }
 
-GpuConvolution problem(ConvolutionPass pass, at::IntArrayRef x, at::IntArrayRef weight,
-                       const GpuConvolutionOptions& options) {
-  GpuConvolution out{.pass = pass,
-                     .x = four(x, "x"),
-                     .weight = four(weight, "weight"),
-                     .stride = options.stride,
-                     .padding = options.padding,
-                     .tf32 = at::globalContext().allowTF32CuDNN()};
-  user_check(out.x[1] == out.weight[1], "gpu_convolution: x has {} channels, but weight has {}",
-             out.x[1], out.weight[1]);
-  out.y = {out.x[0], out.weight[0], 0, 0};
-  for (size_t d = 0; d < 2; ++d) {
-    user_check(options.stride[d] > 0 && options.padding[d] >= 0,
-               "gpu_convolution: stride {} must be positive, and padding {} not negative",
-               options.stride[d], options.padding[d]);
-    const int64_t room = out.x[d + 2] + 2 * options.padding[d] - out.weight[d + 2];
-    user_check(room >= 0, "gpu_convolution: a filter of {} does not fit into {} padded by {}",
-               out.weight[d + 2], out.x[d + 2], options.padding[d]);
-    out.y[d + 2] = room / options.stride[d] + 1;
-  }
-  return out;
-}
-
 void check_gradient(const at::Tensor& dy, const GpuConvolution& convolution) {
   check_operand(dy, "dy");
   user_check(dy.sizes() == at::IntArrayRef(convolution.y),
@@ -75,6 +52,31 @@ void convolve(const GpuConvolution& convolution, const GpuConvolutionOptions& op
 
 }  // namespace
 
+GpuConvolution gpu_convolution_of(ConvolutionPass pass, at::IntArrayRef x_sizes,
+                                  at::IntArrayRef weight_sizes,
+                                  const std::array<int64_t, 2>& stride,
+                                  const std::array<int64_t, 2>& padding) {
+  GpuConvolution out{.pass = pass,
+                     .x = four(x_sizes, "x"),
+                     .weight = four(weight_sizes, "weight"),
+                     .stride = stride,
+                     .padding = padding,
+                     .tf32 = at::globalContext().allowTF32CuDNN()};
+  user_check(out.x[1] == out.weight[1], "gpu_convolution: x has {} channels, but weight has {}",
+             out.x[1], out.weight[1]);
+  out.y = {out.x[0], out.weight[0], 0, 0};
+  for (size_t d = 0; d < 2; ++d) {
+    user_check(stride[d] > 0 && padding[d] >= 0,
+               "gpu_convolution: stride {} must be positive, and padding {} not negative",
+               stride[d], padding[d]);
+    const int64_t room = out.x[d + 2] + 2 * padding[d] - out.weight[d + 2];
+    user_check(room >= 0, "gpu_convolution: a filter of {} does not fit into {} padded by {}",
+               out.weight[d + 2], out.x[d + 2], padding[d]);
+    out.y[d + 2] = room / stride[d] + 1;
+  }
+  return out;
+}
+
 std::vector<GpuConvolutionAlgorithm> gpu_convolution_algorithms(const GpuConvolution& convolution) {
   return cudnn_kernels().algorithms(convolution);
 }
@@ -84,8 +86,8 @@ at::Tensor gpu_convolution(const at::Tensor& x, const at::Tensor& weight, const 
   const TraceSpan span("dovetail::gpu_convolution");
   check_operand(x, "x");
   check_operand(weight, "weight");
-  const GpuConvolution made =
-      problem(ConvolutionPass::kForward, x.sizes(), weight.sizes(), options);
+  const GpuConvolution made = gpu_convolution_of(ConvolutionPass::kForward, x.sizes(),
+                                                 weight.sizes(), options.stride, options.padding);
   if (bias.defined()) {
     check_operand(bias, "bias");
     user_check(bias.dim() == 1 && bias.size(0) == weight.size(0),
@@ -104,8 +106,8 @@ at::Tensor gpu_convolution_backward_data(const at::Tensor& dy, const at::Tensor&
                                          const GpuConvolutionOptions& options) {
   const TraceSpan span("dovetail::gpu_convolution_backward_data");
   check_operand(weight, "weight");
-  const GpuConvolution made =
-      problem(ConvolutionPass::kBackwardData, x_sizes, weight.sizes(), options);
+  const GpuConvolution made = gpu_convolution_of(ConvolutionPass::kBackwardData, x_sizes,
+                                                 weight.sizes(), options.stride, options.padding);
   check_gradient(dy, made);
   at::Tensor dx = at::empty(x_sizes, dy.options());
   convolve(made, options, dy, weight, dx);
@@ -117,8 +119,8 @@ ConvolutionGradients gpu_convolution_backward_weight(const at::Tensor& dy, const
                                                      const GpuConvolutionOptions& options) {
   const TraceSpan span("dovetail::gpu_convolution_backward_weight");
   check_operand(x, "x");
-  const GpuConvolution made =
-      problem(ConvolutionPass::kBackwardWeight, x.sizes(), weight_sizes, options);
+  const GpuConvolution made = gpu_convolution_of(ConvolutionPass::kBackwardWeight, x.sizes(),
+                                                 weight_sizes, options.stride, options.padding);
   check_gradient(dy, made);
   ConvolutionGradients out{.weight = at::empty(weight_sizes, dy.options())};
   if (bias) out.bias = at::empty({weight_sizes[0]}, dy.options());

@@ -21,6 +21,12 @@ struct GpuConvolution {
   /// Products in TF32 where an algorithm can: at::globalContext().allowTF32CuDNN().
   bool tf32 = false;
 };
+/// Returns the convolution of these tensors. Throws UserError if shapes, stride or padding do not
+/// match.
+GpuConvolution gpu_convolution_of(ConvolutionPass pass, at::IntArrayRef x_sizes,
+                                  at::IntArrayRef weight_sizes,
+                                  const std::array<int64_t, 2>& stride,
+                                  const std::array<int64_t, 2>& padding);
 
 /// Algorithm of a pass, by cuDNN's name in lower case, such as "implicit_precomp_gemm".
 struct GpuConvolutionAlgorithm {

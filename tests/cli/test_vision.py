@@ -324,6 +324,7 @@ def test_the_largest_batch_within_a_budget_trains_and_one_more_does_not(tmp_path
         words += ["--set", setting]
     refused = dovetail(*words, folder=folder, code=2)
     assert "below its floor" in refused.stderr or "floor" in refused.stderr
+    assert not (folder / "over" / "metrics.jsonl").read_text(), "a step was taken before the refusal"
 
 
 @pytest.mark.parametrize(

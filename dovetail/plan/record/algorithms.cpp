@@ -1,6 +1,5 @@
 #include "dovetail/plan/record/algorithms.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -14,8 +13,6 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/log.h"
-#include "dovetail/base/trace.h"
 #include "dovetail/ops/convolution.h"
 #include "dovetail/ops/gpu_convolution.h"
 #include "dovetail/plan/device/step_device.h"
@@ -142,7 +139,9 @@ struct Convolution {
   std::vector<Choice> choices(ops::ConvolutionPass pass) const {
     std::vector<Choice> out;
     if (on_gpu) {
-      for (ops::GpuConvolutionAlgorithm& found : ops::gpu_convolution_algorithms(on_gpu_of(pass)))
+      for (ops::GpuConvolutionAlgorithm& found :
+           ops::gpu_convolution_algorithms(ops::gpu_convolution_of(
+               pass, x_use().sizes, weight_use().sizes, options.stride, options.padding)))
         if (found.workspace_bytes <= left_bytes)
           out.push_back({std::move(found.name), found.workspace_bytes});
       return out;
@@ -162,21 +161,6 @@ struct Convolution {
   /// Returns the name of our operation for a pass.
   std::string operation_for(const char* suffix) const {
     return fmt::format("dovetail::{}convolution{}", on_gpu ? "gpu_" : "", suffix);
-  }
-
- private:
-  ops::GpuConvolution on_gpu_of(ops::ConvolutionPass pass) const {
-    ops::GpuConvolution out{.pass = pass,
-                            .stride = options.stride,
-                            .padding = options.padding,
-                            .tf32 = at::globalContext().allowTF32CuDNN()};
-    std::ranges::copy(x_use().sizes, out.x.begin());
-    std::ranges::copy(weight_use().sizes, out.weight.begin());
-    out.y = {out.x[0], out.weight[0], 0, 0};
-    for (size_t d = 0; d < 2; ++d)
-      out.y[d + 2] =
-          (out.x[d + 2] + 2 * options.padding[d] - out.weight[d + 2]) / options.stride[d] + 1;
-    return out;
   }
 };
 
@@ -330,93 +314,7 @@ int64_t bytes_of(const CapturedStep& step, const CapturedOperation& operation) {
   return bytes;
 }
 
-constexpr double kCannotRun_s = 1e9;  // time of an algorithm that fails
-
-/// Returns the seconds of an operation on zeros: the minimum of some runs after a warm-up.
-double seconds_on_zeros(const CapturedStep& step, const CapturedOperation& operation) {
-  constexpr int kRuns = 3;
-  const StepDevice& device = step_device(step.device);
-  std::map<int, c10::Storage> zeros;
-  for (const auto* list : {&operation.reads, &operation.writes})
-    for (const int storage : *list) {
-      const auto options = at::TensorOptions(at::kByte).device(
-          step.storages[storage].elsewhere ? c10::Device(c10::kCPU) : step.device);
-      if (!zeros.contains(storage))
-        zeros.emplace(storage, at::zeros({step.storages[storage].bytes}, options).storage());
-    }
-  double seconds = std::numeric_limits<double>::infinity();
-  for (int i = 0; i <= kRuns; ++i) {
-    device.wait();
-    const double begin_s = now_seconds();
-    call(operation, [&](int storage) { return zeros.at(storage); });
-    device.wait();
-    if (i > 0) seconds = std::min(seconds, now_seconds() - begin_s);
-  }
-  return seconds;
-}
-
 }  // namespace
-
-void time_on_zeros(const CapturedStep& step, StepGraph& graph, ProfileCache& cache) {
-  const std::string prefix =
-      fmt::format("time on zeros on {} of ", step_device(step.device).name());
-  const auto time_of = [&](const CapturedOperation& operation) {
-    const auto key = key_of({&operation, 1});
-    if (!key) return seconds_on_zeros(step, operation);
-    if (const auto known = cache.find(prefix + *key)) return known->get<double>();
-    double seconds = kCannotRun_s;
-    try {
-      seconds = seconds_on_zeros(step, operation);
-    } catch (const c10::OutOfMemoryError&) {
-      throw;
-    } catch (const c10::Error& error) {
-      // cuDNN lists an algorithm that it then refuses for these sizes.
-      if (!operation.name.starts_with("dovetail::gpu_")) throw;
-      log_info("plan: {} cannot run here: {}", *key, error.what_without_backtrace());
-    }
-    cache.put(prefix + *key, seconds);
-    return seconds;
-  };
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    auto& algorithms = graph.graph.nodes[n].algorithms;
-    if (graph.nodes[n].variants.empty()) continue;
-    for (size_t a = 0; a < algorithms.size(); ++a) {
-      algorithms[a].time_s = 0;
-      for (const CapturedOperation& operation :
-           run_of(step, graph.nodes[n], static_cast<int>(a)).operations)
-        algorithms[a].time_s += time_of(operation);
-    }
-  }
-}
-
-void drop_dominated(StepGraph& graph) {
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    auto& algorithms = graph.graph.nodes[n].algorithms;
-    auto& variants = graph.nodes[n].variants;
-    const auto is_dominated = [&](size_t a) {
-      for (size_t b = 0; b < algorithms.size(); ++b) {
-        const Algorithm &one = algorithms[a], &other = algorithms[b];
-        const bool no_worse =
-            other.time_s <= one.time_s && other.workspace_bytes <= one.workspace_bytes;
-        const bool better =
-            other.time_s < one.time_s || other.workspace_bytes < one.workspace_bytes;
-        if (no_worse && (better || b < a)) return true;
-      }
-      return false;
-    };
-    std::vector<size_t> kept = {0};  // the captured algorithm always stays
-    for (size_t a = 1; a < algorithms.size(); ++a)
-      if (algorithms[a].time_s < kCannotRun_s && !is_dominated(a)) kept.push_back(a);
-    std::vector<Algorithm> few;
-    std::vector<NodeVariant> few_variants;
-    for (const size_t a : kept) {
-      few.push_back(std::move(algorithms[a]));
-      if (a > 0) few_variants.push_back(std::move(variants[a - 1]));
-    }
-    algorithms = std::move(few);
-    variants = std::move(few_variants);
-  }
-}
 
 void add_convolution_algorithms(const CapturedStep& step, StepGraph& graph, ProfileCache& cache,
                                 int64_t most_bytes) {

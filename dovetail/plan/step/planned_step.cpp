@@ -208,8 +208,7 @@ struct PlannedStep::State {
 
   /// Finds the device of the step and refuses options that do not work there.
   void find_device() {
-    StepTensors used = tensors();
-    used.inputs = named_inputs;
+    const StepTensors used = tensors();
     for (const auto& [name, tensor] : used.parameters)
       if (tensor.defined()) device = &step_device(tensor.device());
     if (device->device().is_cpu()) return;
@@ -222,15 +221,19 @@ struct PlannedStep::State {
     user_check(!options.host_bytes || options.offload,
                "{}host_bytes limits offloaded tensors, but {}allow has no \"offload\"",
                options.prefix, options.prefix);
-    beside_bytes = device->held_bytes() - bytes_on(device->device(), used);
+    beside_bytes = held_beside_the_step();
+  }
+
+  /// Returns the bytes that the process holds on the device beside the tensors of the step.
+  int64_t held_beside_the_step() const {
+    StepTensors used = tensors();
+    used.inputs = named_inputs;
+    return device->held_bytes() - bytes_on(device->device(), used);
   }
 
   /// Returns the bytes that libraries have allocated on a GPU in the recorded steps, and keep.
   int64_t workspaces_bytes() const {
-    StepTensors used = tensors();
-    used.inputs = named_inputs;
-    return std::max<int64_t>(device->held_bytes() - bytes_on(device->device(), used) - beside_bytes,
-                             0);
+    return std::max<int64_t>(held_beside_the_step() - beside_bytes, 0);
   }
 
   /// Returns the recorded step's graph with the techniques that are allowed. `timed`: measure

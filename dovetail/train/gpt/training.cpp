@@ -83,11 +83,9 @@ GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> gr
                             .scatter_gradients = config.parallel.shard == "gradients",
                             .cuda_graph = config.run.cuda_graph != "off" && no_graph.empty()});
   if (!config.memory.budget.empty()) {
-    plan::PlannedStep::Options options = planned_step_options(config.memory, run_.device);
-    options.paged = std::move(paged);
+    plan::PlannedStep::Options options = memory_options(std::move(paged));
     options.idle_bytes = static_cast<uint64_t>(idle_bytes);
     options.refuse_at_once = true;
-    if (shares_.automatic()) options.other_sizes = plan::PlannedStep::OtherSizes::kPlanAnew;
     step_->plan_memory(options);
   }
   loader_.emplace(config.data, data::LoaderOptions{.seed = static_cast<uint64_t>(config.run.seed),

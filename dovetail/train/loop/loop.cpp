@@ -11,6 +11,7 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/collective.h"
+#include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/optimizer/lr_schedule.h"
 #include "dovetail/train/run/stop.h"
 
@@ -143,6 +144,14 @@ void TrainingLoop::check_skipped() {
                   what, state_.skipped_in_a_row,
                   saved_step_ < 0 ? "none was saved by this process"
                                   : fmt::format("the last one is step {}", saved_step_)));
+}
+
+plan::PlannedStep::Options TrainingLoop::memory_options(
+    std::shared_ptr<plan::PagedAllocations> paged) const {
+  plan::PlannedStep::Options options = planned_step_options(config().memory, run_.device);
+  options.paged = std::move(paged);
+  if (shares_.automatic()) options.other_sizes = plan::PlannedStep::OtherSizes::kPlanAnew;
+  return options;
 }
 
 void TrainingLoop::save_if_due(bool stopping, StepTimings& timings) {

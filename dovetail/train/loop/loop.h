@@ -86,6 +86,8 @@ class TrainingLoop {
                int64_t next);
 
   const RunConfig& config() const { return run_.config; }
+  /// Returns the options of the run's memory plan. `paged`: from paged_until_there_is_a_plan.
+  plan::PlannedStep::Options memory_options(std::shared_ptr<plan::PagedAllocations> paged) const;
   /// Returns true if the run began from a checkpoint.
   bool resumed() const { return state_.step > 0 || !state_.resumed_from.empty(); }
   /// Returns the logs and the progress bar on rank 0, and null on other ranks.

@@ -97,10 +97,7 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   build_tables(choose_sizes(chosen));
   if (resumed()) restore_from(checkpoint);
   if (!config.memory.budget.empty()) {
-    plan::PlannedStep::Options options = planned_step_options(config.memory, run_.device);
-    options.paged = std::move(paged);
-    if (shares_.automatic()) options.other_sizes = plan::PlannedStep::OtherSizes::kPlanAnew;
-    step_->plan_memory(options);
+    step_->plan_memory(memory_options(std::move(paged)));
   }
   if (folder == nullptr) return;
   const embedding::TablePlacement& plan = tables_->plan();

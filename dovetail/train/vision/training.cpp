@@ -44,11 +44,9 @@ VisionTraining::VisionTraining(const ResolvedRun& run, std::shared_ptr<comm::Gro
                                     .bucket_bytes = config.train.bucket_bytes});
   if (!config.memory.budget.empty()) {
     batches_.emplace(data::loader_bytes(image_form(model_->config()), run_.maximum_samples));
-    plan::PlannedStep::Options options = planned_step_options(config.memory, run_.device);
-    options.paged = std::move(paged);
+    plan::PlannedStep::Options options = memory_options(std::move(paged));
     options.idle_bytes = static_cast<uint64_t>(idle_bytes);
     options.refuse_at_once = true;
-    if (shares_.automatic()) options.other_sizes = plan::PlannedStep::OtherSizes::kPlanAnew;
     step_->plan_memory(options);
   }
   if (folder != nullptr) open_output(*folder, quiet);
