@@ -262,7 +262,7 @@ TEST_F(Algorithms, ThatAreWorseThanAnotherAreDropped) {
     double time_s;
     int64_t workspace_bytes;
   };
-  const std::vector<Given> given = {{9, 0}, {5, 100}, {4, 200}, {5, 150}, {4, 200}, {1e9, 0}};
+  const std::vector<Given> given = {{9, 10}, {5, 100}, {4, 200}, {5, 150}, {4, 200}, {1e9, 0}};
   StepGraph graph;
   auto& algorithms = graph.graph.nodes.emplace_back().algorithms;
   auto& variants = graph.nodes.emplace_back().variants;
