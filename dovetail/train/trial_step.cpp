@@ -46,7 +46,7 @@ class GptTrial : public TrialStep {
   void plan_memory(const plan::PlannedStep::Options& options) override {
     step_->plan_memory(options);
   }
-  const plan::PlannedStep* memory_plan() const override { return step_->memory_plan(); }
+  plan::PlannedStep* memory_plan() override { return step_->memory_plan(); }
 
  private:
   void run_once() override {
@@ -91,7 +91,7 @@ class VisionTrial : public TrialStep {
   void plan_memory(const plan::PlannedStep::Options& options) override {
     step_->plan_memory(options);
   }
-  const plan::PlannedStep* memory_plan() const override { return step_->memory_plan(); }
+  plan::PlannedStep* memory_plan() override { return step_->memory_plan(); }
 
  private:
   void run_once() override {

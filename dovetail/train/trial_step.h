@@ -25,7 +25,7 @@ class TrialStep {
   double run();
   /// Runs all further steps by a memory plan (TrainStep::plan_memory).
   virtual void plan_memory(const plan::PlannedStep::Options& options) = 0;
-  virtual const plan::PlannedStep* memory_plan() const = 0;
+  virtual plan::PlannedStep* memory_plan() = 0;
 
  private:
   virtual void run_once() = 0;

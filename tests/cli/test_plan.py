@@ -391,6 +391,21 @@ def test_below_the_floor_names_the_operation_and_a_batch_that_fits(tmp_path):
     assert not larger["fits"] and larger["floor_bytes"] > budget
 
 
+def test_the_largest_batch_trains_and_one_more_is_refused(tmp_path):
+    make_workspace(tmp_path)
+    words = ["run.toml", *SMALL, "--set", "memory.solve_s=1", "--set", "schedule.warmup_steps=0"]
+    floor = dovetail_json("plan", *words, "--fits", "--budget", "1x", folder=tmp_path)["floor_bytes"]
+    budget = floor * 11 // 10
+    largest = dovetail_json("plan", *words, "--fits", "--budget", budget, folder=tmp_path)["largest"]
+    assert largest >= 8
+    train = ["train", *words, "--set", f"memory.budget={budget}", "--set", "train.steps=8"]
+    dovetail(*train, "--set", f"train.batch={largest}", "--set", "run.folder=runs/fits", folder=tmp_path)
+    assert (tmp_path / "runs" / "fits" / "memory_plan.json").exists()
+    more = ["--set", f"train.batch={largest + 1}", "--set", "run.folder=runs/more"]
+    stderr = dovetail(*train, *more, folder=tmp_path, code=2).stderr
+    assert "below the floor of this step" in stderr and " step " not in stderr
+
+
 def test_whether_a_config_fits_here(tmp_path):
     make_workspace(tmp_path)
     words = ["plan", "run.toml", *SMALL, "--fits"]

@@ -6,6 +6,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/plan/model/packing.h"
+#include "dovetail/plan/solve/memory_floor.h"
 #include "dovetail/plan/solve/search.h"
 #include "tests/plan/random_graph.h"
 
@@ -81,6 +82,32 @@ TEST(Placed, EachBudgetFromThePlacedFloorOnHasAPlan) {
     EXPECT_THROW(solve_placed(graph, options), UserError);
   }
   EXPECT_GE(with_gaps, 10);
+}
+
+// `dovetail plan --fits` and training record a step at different times. Both must agree.
+TEST(Placed, FloorForABudgetDoesNotDependOnTimes) {
+  Random random(34);
+  int too_small = 0;
+  for (int round = 0; round < 100; ++round) {
+    SCOPED_TRACE(round);
+    Graph graph = placed_step(random, draw(random, 4, 12));
+    const SolveOptions options{.offload = false, .compress = false, .time_limit_s = 0};
+    const int64_t floor = floor_of(graph, options).bytes, all = keep_all_bytes(graph);
+    graph.budget_bytes = floor + (all - floor) * draw(random, 0, 6) / 60;
+    const int64_t needs = floor_for_budget(graph, options, graph.budget_bytes).bytes;
+    Graph slower = graph;
+    for (GraphNode& node : slower.nodes)
+      for (Algorithm& algorithm : node.algorithms) algorithm.time_s *= draw(random, 1, 9);
+    EXPECT_EQ(floor_for_budget(slower, options, graph.budget_bytes).bytes, needs);
+    if (needs > graph.budget_bytes) {
+      ++too_small;
+      continue;
+    }
+    EXPECT_LE(solve_placed(graph, options).bytes, graph.budget_bytes);
+    EXPECT_LE(solve_placed(slower, options).bytes, graph.budget_bytes);
+  }
+  EXPECT_GE(too_small, 5);
+  EXPECT_LE(too_small, 95);
 }
 
 // A place belongs to one tensor at a time of the simulation. So all places together are at least as

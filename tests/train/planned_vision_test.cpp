@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "dovetail/base/file.h"
+#include "dovetail/base/proc_files.h"
 #include "dovetail/models/vision.h"
 #include "dovetail/plan/step/planned_step.h"
 
@@ -69,7 +71,13 @@ struct Trained {
   std::vector<std::pair<std::string, torch::Tensor>> values;
   std::vector<double> losses;
   int64_t again_bytes = 0;
+  int64_t scratch_bytes = 0;   // step_bytes without parameters and buffers
+  int64_t released_bytes = 0;  // after the last step
 };
+
+int64_t own_bytes_of_process() {
+  return static_cast<int64_t>(kilobytes_of(read_file("/proc/self/status"), "RssAnon"));
+}
 
 struct Case {
   const char* name;
@@ -124,8 +132,18 @@ class PlannedVision : public ::testing::TestWithParam<Case> {
       else
         work({x, y});
       out.losses.push_back(loss_now.item<double>());
+      if (!planned) continue;
+      const int64_t before = own_bytes_of_process();  // as before an evaluation
+      planned->release_scratch();
+      out.released_bytes = before - own_bytes_of_process();
     }
-    if (planned) out.again_bytes = planned->report()->again_bytes;
+    if (planned) {
+      out.again_bytes = planned->report()->again_bytes;
+      out.scratch_bytes = planned->report()->step_bytes;
+      for (const auto* list : {&tensors.parameters, &tensors.state})
+        for (const auto& [name, tensor] : *list)
+          out.scratch_bytes -= static_cast<int64_t>(tensor.nbytes());
+    }
     planned.reset();
     out.values = tensors.parameters;
     out.values.insert(out.values.end(), tensors.state.begin(), tensors.state.end());
@@ -143,6 +161,7 @@ TEST_P(PlannedVision, ParametersAndBuffersAreThoseOfEagerTrainingBitForBit) {
                                                            .curve_budgets = 0,
                                                            .replay = GetParam().replay});
   EXPECT_GT(planned.again_bytes, 0);
+  EXPECT_GT(planned.released_bytes, planned.scratch_bytes / 2);
   EXPECT_EQ(eager.losses, planned.losses);
   for (size_t i = 0; i < eager.values.size(); ++i)
     EXPECT_TRUE(eager.values[i].second.equal(planned.values[i].second)) << eager.values[i].first;

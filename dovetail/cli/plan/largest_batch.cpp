@@ -34,15 +34,6 @@ struct Need {
   }
 };
 
-/// Returns the floor with a place in memory for each tensor. If `floor_of` exceeds the budget, it
-/// is returned without a search for places. It is quick to compute, and no floor with places is
-/// lower.
-int64_t floor_for(const plan::Graph& graph, const plan::SolveOptions& options,
-                  int64_t budget_bytes) {
-  const int64_t bytes = plan::floor_of(graph, options).bytes;
-  return bytes > budget_bytes ? bytes : plan::placed_floor_of(graph, options).bytes;
-}
-
 /// Bytes that a run's step needs, for any number of samples at once.
 class Needs {
  public:
@@ -61,7 +52,9 @@ class Needs {
   /// Returns the reason for an estimate; empty if the step was recorded.
   const std::string& why_estimated() const { return why_estimated_; }
 
-  Need of(int64_t samples) const {
+  /// Returns the bytes that a step of `samples` needs. `floor_bytes` is at most the budget if the
+  /// step fits, and the smallest known floor only if `exact`.
+  Need of(int64_t samples, bool exact = false) const {
     if (!a_) {
       const models::MemoryEstimate estimate = estimate_of(samples);
       return {.kept_bytes = estimate.total() - estimate.checkpoint,
@@ -71,7 +64,9 @@ class Needs {
     Need need{.kept_bytes = plan::keep_all_bytes(graph), .beside_bytes = run_.memory.checkpoint};
     if (budget_.empty()) return need;
     need.budget_bytes = plan::parse_budget(budget_, need.kept_bytes);
-    need.floor_bytes = floor_for(graph, options_, need.budget_bytes);
+    need.floor_bytes = plan::floor_for_budget(graph, options_, need.budget_bytes).bytes;
+    if (exact && need.floor_bytes <= need.budget_bytes)
+      need.floor_bytes = std::min(need.floor_bytes, plan::placed_floor_of(graph, options_).bytes);
     return need;
   }
 
@@ -182,7 +177,7 @@ std::string help_below_floor(const train::ResolvedRun& run,
   const int64_t largest = largest_that([&](int64_t samples) {
     const plan::Graph at = plan::with_samples(a, b, samples);
     const int64_t budget_bytes = plan::parse_budget(budget, plan::keep_all_bytes(at));
-    return floor_for(at, options, budget_bytes) <= budget_bytes;
+    return plan::floor_for_budget(at, options, budget_bytes).bytes <= budget_bytes;
   });
   if (largest == 0 || largest >= key.asked())
     return fmt::format("raise the budget: no {} is small enough for it", key.name());
@@ -195,7 +190,7 @@ bool log_whether_it_fits(const PlanRequest& request) {
   const auto group = comm::world_from_environment({.timeout_s = config.comm.timeout_s});
   const Needs needs(config, group);
   const int64_t available = needs.available_bytes();
-  const Need need = needs.of(needs.key().asked());
+  const Need need = needs.of(needs.key().asked(), /*exact=*/true);
   const int64_t largest =
       largest_that([&](int64_t samples) { return needs.of(samples).fits(available); });
   const bool fits = need.fits(available);

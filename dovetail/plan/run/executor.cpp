@@ -61,6 +61,7 @@ struct Executor::State : StepMemory {
   Options options;
   const StepDevice* device = nullptr;
   std::unique_ptr<Region> arena;
+  int64_t released_resident_bytes = 0;  // Region::resident_bytes before release_scratch, maximum
   std::unique_ptr<StepStreams> streams;
   std::vector<int64_t> host_offset;       // per tensor; -1: never offloaded
   std::vector<std::byte*> address;        // current address of each tensor
@@ -601,7 +602,15 @@ std::vector<at::Tensor> Executor::results() const {
 }
 
 int64_t Executor::arena_bytes() const { return state_->layout.bytes; }
-int64_t Executor::resident_bytes() const { return state_->arena->resident_bytes(); }
+int64_t Executor::resident_bytes() const {
+  return std::max(state_->released_resident_bytes, state_->arena->resident_bytes());
+}
+void Executor::release_scratch() {
+  State& s = *state_;
+  if (!s.device->fills_regions_on_write()) return;
+  s.released_resident_bytes = resident_bytes();
+  s.arena->drop_all_but(s.homes());
+}
 const Timeline& Executor::predicted() const { return state_->timeline; }
 
 }  // namespace dovetail::plan

@@ -76,8 +76,10 @@ class Executor {
   /// Returns the results of the most recent run (CapturedStep::results), valid until the next run.
   std::vector<at::Tensor> results() const;
   int64_t arena_bytes() const;
-  /// Returns the bytes of the arena that are in physical memory (Arena::resident_bytes).
+  /// Returns the maximum of Region::resident_bytes of the arena, now and before release_scratch.
   int64_t resident_bytes() const;
+  /// Releases the pages of the arena that hold nothing between steps, where the device can.
+  void release_scratch();
   /// Returns the simulation of the plan by `check`.
   const Timeline& predicted() const;
 

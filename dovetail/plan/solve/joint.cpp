@@ -133,7 +133,8 @@ class JointSearch {
       const double before_s = now_seconds();
       SolveOptions options = options_;
       options.time_limit_s = std::min(left_s, kPartOfImprovement * options_.time_limit_s);
-      if (const auto improved = improve(graph_, options, decisions)) search_.offer(*improved);
+      if (const auto improved = improve(graph_, options, that_fit(joint, decisions)))
+        search_.offer(*improved);
       improving_s += now_seconds() - before_s;
       // Stop if the program expects no later solution to be faster than the best plan.
       if (is_closed() || (has_plan() && result.status == MilpResult::kOptimal &&
@@ -143,6 +144,19 @@ class JointSearch {
       joint.program().start.reset();
       if (has_plan()) milp.cutoff = joint.objective(expected_s() * (1 - kBetter));
     }
+  }
+
+  /// Returns decisions that fit the budget, if that only needs storages that the program leaves out
+  /// to leave the device. Otherwise returns `decisions`.
+  Decisions that_fit(const JointProgram& joint, const Decisions& decisions) const {
+    Decisions out = decisions;
+    Misfit misfit;
+    while (!scheduler_.schedule(out, graph_.budget_bytes, &misfit)) {
+      const int gap = misfit.bytes > 0 ? joint.left_out_at(misfit.node, out) : -1;
+      if (gap < 0) return decisions;
+      out.gaps[gap] = Keep::kHost;
+    }
+    return out;
   }
 
   /// Solves the program in a process of its own. The search continues meanwhile.

@@ -65,6 +65,16 @@ Decisions JointProgram::decisions(const std::vector<double>& values) const {
   return out;
 }
 
+int JointProgram::left_out_at(int stage, const Decisions& decisions) const {
+  int out = -1;
+  for (int g = 0; g < static_cast<int>(gaps_.size()); ++g)
+    if (left_out_[g] && decisions.gaps[g] == Keep::kResident && !gaps_[g].wraps &&
+        covers(g, stage) && may_be_offloaded(graph_, gaps_[g], options_) &&
+        (out < 0 || bytes(gaps_[g].tensor) > bytes(gaps_[out].tensor)))
+      out = g;
+  return out;
+}
+
 void JointProgram::exclude(const Decisions& decisions) {
   Entries same;
   double most = -1;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <numeric>
+#include <span>
 
 #include "dovetail/base/error.h"
 #include "dovetail/plan/solve/search.h"
@@ -9,8 +12,11 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr int kSmall = 64;    // stages; with more, the program is looser
-constexpr int kRunDepth = 6;  // levels of repeated runs that provide inputs of other runs
+// Stages; with more, the program is looser.
+constexpr int kSmall = 64, kMedium = 128;
+// Levels of repeated runs that provide inputs of other runs, in medium and in large steps.
+constexpr int kRunDepthOfMedium = 16, kRunDepth = 6;
+constexpr int kPeaks = 8;
 
 /// Splits stages from `last` back to `first` into segments: `single` ones of one stage, then longer
 /// ones.
@@ -19,6 +25,21 @@ std::vector<std::pair<int, int>> segments(int first, int last, size_t single) {
   for (int length = 1; last >= first; last -= length) {
     if (out.size() >= single) length = 1 << ((out.size() - single) / 2 + 1);
     out.emplace_back(std::max(first, last - length + 1), last);
+  }
+  return out;
+}
+
+/// Splits segments so that a stage of `ends` is the last of its segment.
+std::vector<std::pair<int, int>> split(const std::vector<std::pair<int, int>>& segments,
+                                       const std::vector<bool>& ends) {
+  std::vector<std::pair<int, int>> out;
+  for (auto [first, last] : segments) {
+    for (int stage = last - 1; stage >= first; --stage)
+      if (ends[stage]) {
+        out.emplace_back(stage + 1, last);
+        last = stage;
+      }
+    out.emplace_back(first, last);
   }
   return out;
 }
@@ -70,14 +91,20 @@ void JointProgram::find_tight_stages() {
                            .algorithms = std::vector<int>(graph_.nodes.size())};
   const auto kept = scheduler_.schedule(keep_all, kNoBudget);
   DOVETAIL_CHECK(kept.has_value(), "a step that keeps all does not run");
+  std::vector<int64_t> most;
   for (int n = 0; n < stages_; ++n) {
     const GraphNode& node = graph_.nodes[n];
-    int64_t most = 0;
-    for (const Algorithm& algorithm : node.algorithms)
-      most = std::max(most, algorithm.workspace_bytes);
     kept_bytes_.push_back(kept->slot_bytes[n] - node.algorithms[0].workspace_bytes);
-    tight_.push_back(kept_bytes_.back() + most > graph_.budget_bytes);
+    most.push_back(0);
+    for (const Algorithm& algorithm : node.algorithms)
+      most[n] = std::max(most[n], kept_bytes_[n] + algorithm.workspace_bytes);
+    tight_.push_back(most[n] > graph_.budget_bytes);
   }
+  std::vector<int> stages(stages_);
+  std::iota(stages.begin(), stages.end(), 0);
+  std::ranges::stable_sort(stages, std::greater(), [&](int n) { return most[n]; });
+  peaks_.resize(stages_);
+  for (const int n : std::span(stages).first(std::min(kPeaks, stages_))) peaks_[n] = tight_[n];
   leave_out_the_smallest();
 }
 
@@ -212,7 +239,7 @@ void JointProgram::add_slots(int g) {
   GapColumns& gap = columns_[g];
   const size_t single = stages_ > kSmall ? 4 : 8;
   Entries fetched = {{gap.host, -1}};
-  for (const auto& [first, last] : segments(first_fetch(g), gaps_[g].to, single)) {
+  for (const auto& [first, last] : split(segments(first_fetch(g), gaps_[g].to, single), peaks_)) {
     gap.fetches.push_back({first, last, binary()});
     fetched.emplace_back(gap.fetches.back().column, 1);
   }
@@ -302,7 +329,7 @@ bool JointProgram::present(int tensor, int stage) const {
 bool JointProgram::add_run(int node, int stage, int depth) {
   if (runs_.contains({stage, node})) return true;
   if (!may_run(node, stage)) return false;
-  if (stages_ > kSmall && depth > kRunDepth) {
+  if (stages_ > kSmall && depth > (stages_ > kMedium ? kRunDepth : kRunDepthOfMedium)) {
     free_runs_.insert({stage, node});
     return true;
   }

@@ -47,7 +47,7 @@ namespace dovetail::plan {
 ///
 /// In large steps the program is looser in two ways:
 /// - A recomputation may need further recomputations for its inputs, and so on. Recomputations
-///   beyond a few levels cost nothing.
+///   beyond 16 levels cost nothing; beyond 6 levels in steps of more than 128 nodes.
 /// - The smallest storages take no memory between their uses. Together, these storages have less
 ///   than a thousandth of the budget.
 ///
@@ -79,6 +79,9 @@ class JointProgram {
   /// Returns the column values of a schedule. They are feasible if every gap that the program does
   /// not decide is resident in the schedule.
   std::vector<double> point(const Decisions& decisions, const Schedule& schedule) const;
+  /// Returns a gap that covers `stage`, is resident in `decisions`, is left out of the program and
+  /// may be offloaded. Its storage is the largest such storage. Returns -1 if there is none.
+  int left_out_at(int stage, const Decisions& decisions) const;
   /// Adds a row that no solution with these decisions meets.
   void exclude(const Decisions& decisions);
 
@@ -209,6 +212,9 @@ class JointProgram {
   int64_t bytes_at_start_ = 0;
   // Per stage: true if everything resident and the largest workspace of the node exceed the budget.
   std::vector<bool> tight_;
+  // Per stage: true for the few stages that may need the most memory. A fetch slot that goes on
+  // behind such a stage would take time from before it and memory from after it.
+  std::vector<bool> peaks_;
   // Clock columns per stage: its begin, and the start of its node.
   std::vector<int> begin_, start_;
   // Per node: a column for each algorithm, or -1. Empty if the program does not choose its

@@ -29,15 +29,6 @@ std::string words(const std::string& node) {
   return out;
 }
 
-/// Removes measured times: operations take no time, copies and codecs have the same rate. Memory is
-/// then the smallest where copies end late, and two recordings of a step give the same plan.
-void remove_times(Graph& graph) {
-  graph.bandwidth = {.duplex = graph.bandwidth.duplex};
-  for (Codec& codec : graph.codecs) codec.encode_bytes_per_s = codec.decode_bytes_per_s = 1;
-  for (GraphNode& node : graph.nodes)
-    for (Algorithm& algorithm : node.algorithms) algorithm.time_s = 0;
-}
-
 }  // namespace
 
 Graph with_samples(const Sampled& a, const Sampled& b, int64_t samples) {
@@ -63,8 +54,18 @@ Graph with_samples(const Sampled& a, const Sampled& b, int64_t samples) {
       workspace = on_line(a, a.graph.nodes[n].algorithms[i].workspace_bytes, b, workspace, samples);
     }
   out.base_bytes = on_line(a, a.graph.base_bytes, b, b.graph.base_bytes, samples);
-  remove_times(out);
-  return out;
+  return without_times(std::move(out));
+}
+
+Graph without_times(Graph graph) {
+  constexpr double kNode_s = 1e-6, kBytesPerS = 1e6;
+  graph.bandwidth = {
+      .to_host = kBytesPerS, .to_device = kBytesPerS, .duplex = graph.bandwidth.duplex};
+  for (Codec& codec : graph.codecs)
+    codec.encode_bytes_per_s = codec.decode_bytes_per_s = kBytesPerS;
+  for (GraphNode& node : graph.nodes)
+    for (Algorithm& algorithm : node.algorithms) algorithm.time_s = kNode_s;
+  return graph;
 }
 
 int64_t keep_all_bytes(const Graph& graph) {

@@ -18,9 +18,13 @@ struct Sampled {
 /// bytes lies on the line through its values in `a` and `b`. This applies to tensors, workspaces
 /// and Graph::base_bytes. In contrast, the result of at_batch (plan/record/batch.h) has no
 /// workspaces. Throws UserError if the nodes of `a` and `b` differ, or if their tensors differ in
-/// more than bytes. The result has no times, so that two
-/// recordings of one step give the same floor.
+/// more than bytes. The result is `without_times`.
 Graph with_samples(const Sampled& a, const Sampled& b, int64_t samples);
+
+/// Returns the graph with the same time for all nodes and the same rate for copies and codecs. Two
+/// recordings of a step then give the same plan. Copies are so slow that they end late: this is
+/// when they need the most memory.
+Graph without_times(Graph graph);
 
 /// Returns the peak memory of a step that keeps all tensors on the device until their last use. The
 /// graph need not have times.

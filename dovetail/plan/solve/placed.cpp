@@ -18,7 +18,7 @@ namespace dovetail::plan {
 namespace {
 
 /// Finds plans within the budget of `graph` with a time limit of 0: one of a search, and plans that
-/// offload or drop everything. Each set of decisions is visited once.
+/// offload or drop everything.
 class FoundAtOnce {
  public:
   FoundAtOnce(const Graph& graph, const SolveOptions& options) : graph_(graph), at_once_(options) {
@@ -26,13 +26,12 @@ class FoundAtOnce {
     at_once_.time_limit_s = 0;
   }
 
-  /// Returns the plans that were not visited before, or nothing if the search finds no plan.
+  /// Returns the plans, or nothing if the search finds none.
   std::optional<std::vector<Solution>> visit(int64_t budget_bytes) {
     graph_.budget_bytes = budget_bytes;
     std::vector<Solution> out;
     try {
-      Solution found = solve(graph_, at_once_);
-      if (is_new(found.decisions)) out.push_back(std::move(found));
+      add(out, solve(graph_, at_once_));
     } catch (const UserError&) {  // no plan for this budget
       return std::nullopt;
     }
@@ -43,11 +42,11 @@ class FoundAtOnce {
       for (const Keep keep : {Keep::kHost, Keep::kAgain, Keep::kAgainEarly, Keep::kPacked}) {
         Decisions decisions = search.all_offloaded(keep, allowed);
         auto schedule = search.scheduler().schedule(decisions, budget_bytes);
-        if (!schedule || !is_new(decisions)) continue;
-        out.push_back({.decisions = std::move(decisions),
-                       .schedule = std::move(*schedule),
-                       .budget_bytes = budget_bytes,
-                       .bound_s = minimum_s(graph_)});
+        if (schedule)
+          add(out, {.decisions = std::move(decisions),
+                    .schedule = std::move(*schedule),
+                    .budget_bytes = budget_bytes,
+                    .bound_s = minimum_s(graph_)});
       }
     return out;
   }
@@ -58,25 +57,29 @@ class FoundAtOnce {
   }
 
  private:
-  bool is_new(const Decisions& decisions) {
-    if (std::find(visited_.begin(), visited_.end(), decisions) != visited_.end()) return false;
-    visited_.push_back(decisions);
-    return true;
+  static void add(std::vector<Solution>& to, Solution one) {
+    for (const Solution& other : to)
+      if (other.decisions == one.decisions) return;
+    to.push_back(std::move(one));
   }
 
   Graph graph_;
   SolveOptions at_once_;
-  std::vector<Decisions> visited_;
 };
 
-/// Returns the plan of `placed_floor_of`. It is found at the floor itself, or else at descending
-/// budgets down to the first without a plan. A search at a budget without a plan is slow.
-PlacedSolution smallest_placed(const Graph& graph, const SolveOptions& options) {
-  constexpr int kBudgets = 8;
+/// Returns the plan with the minimum memory among plans found at several budgets. These are
+/// - `enough_bytes`; the search ends as soon as a plan takes no more than that,
+/// - the floor itself,
+/// - descending budgets, down to the first without a plan,
+/// - budgets between this one and the last with a plan.
+PlacedSolution smallest_placed(const Graph& graph, const SolveOptions& options,
+                               int64_t enough_bytes) {
+  constexpr int kDescending = 8, kBetween = 5;
   const int64_t floor = floor_of(graph, options).bytes;
   const int64_t all = std::max(keep_all_bytes(graph), floor);
   FoundAtOnce found(graph, options);
   std::optional<PlacedSolution> least;
+  const auto is_enough = [&] { return least && least->bytes <= std::max(floor, enough_bytes); };
   // Plans that need little memory come first: addresses for the others are then rarely searched.
   const auto visit = [&](int64_t budget_bytes) {
     auto plans = found.visit(budget_bytes);
@@ -90,9 +93,21 @@ PlacedSolution smallest_placed(const Graph& graph, const SolveOptions& options) 
     }
     return true;
   };
-  visit(floor);
-  for (int i = 0; i < kBudgets && !(least && least->bytes <= floor); ++i)
-    if (!visit(floor + ((all - floor) >> i))) break;
+  if (enough_bytes > floor) visit(std::min(enough_bytes, all));
+  int64_t without = floor, with = all;
+  if (!is_enough() && visit(floor)) with = floor;
+  for (int i = 0; i < kDescending && with > floor && !is_enough(); ++i) {
+    const int64_t budget = floor + ((all - floor) >> i);
+    if (!visit(budget)) {
+      without = budget;
+      break;
+    }
+    with = budget;
+  }
+  for (int i = 0; i < kBetween && with > without && !is_enough(); ++i) {
+    const int64_t budget = without + (with - without) / 2;
+    (visit(budget) ? with : without) = budget;
+  }
   DOVETAIL_CHECK(least.has_value(), "no plan keeps everything within {} bytes", all);
   return std::move(*least);
 }
@@ -170,11 +185,26 @@ class PlacedSearch {
         take(found.with_places(std::move(plan), graph_.budget_bytes + 1));
     }
     if (best_) return;
-    PlacedSolution least = smallest_placed(graph_, options_);
-    if (least.bytes > graph_.budget_bytes)
-      throw below_floor(graph_, with_gaps(floor_of(graph_, options_), least.bytes), "the budget",
-                        "raise the budget");
+    take_smallest();
+  }
+
+  /// Takes the plan with the minimum memory: found with the times of the step, or as in
+  /// `floor_for_budget`.
+  void take_smallest() {
+    const int64_t budget = graph_.budget_bytes;
+    PlacedSolution least = smallest_placed(graph_, options_, budget);
+    const int64_t bytes = least.bytes;
     take(std::move(least));
+    if (best_) return;
+    Solution plan = smallest_placed(without_times(graph_), options_, budget).solution;
+    const Scheduler scheduler(graph_, options_.fetches_wait);
+    if (auto timed = scheduler.schedule(plan.decisions, plan.schedule.timeline.peak_bytes)) {
+      plan.schedule = std::move(*timed);
+      take(with_places(graph_, std::move(plan)));
+    }
+    if (!best_)
+      throw below_floor(graph_, with_gaps(floor_of(graph_, options_), bytes), "the budget",
+                        "raise the budget");
   }
 
   const Graph& graph_;
@@ -198,7 +228,14 @@ PlacedSolution with_places(const Graph& graph, Solution solution, int64_t too_ma
 Floor placed_floor_of(const Graph& graph, const SolveOptions& options) {
   SolveOptions how = options;
   how.fetches_wait = false;
-  return with_gaps(floor_of(graph, how), smallest_placed(graph, how).bytes);
+  return with_gaps(floor_of(graph, how), smallest_placed(graph, how, 0).bytes);
+}
+
+Floor floor_for_budget(const Graph& graph, SolveOptions options, int64_t budget_bytes) {
+  options.fetches_wait = false;
+  const Floor floor = floor_of(graph, options);
+  if (floor.bytes > budget_bytes) return floor;
+  return with_gaps(floor, smallest_placed(without_times(graph), options, budget_bytes).bytes);
 }
 
 int64_t placed_floor_bytes(const Graph& graph, const SolveOptions& options,

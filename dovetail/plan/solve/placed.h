@@ -34,6 +34,14 @@ PlacedSolution with_places(const Graph& graph, Solution solution,
 /// 0, at several budgets from `floor_of` upwards.
 Floor placed_floor_of(const Graph& graph, const SolveOptions& options);
 
+/// Returns a floor that exceeds `budget_bytes` if no plan is known for this budget. In contrast to
+/// `placed_floor_of`
+/// - it does not depend on measured times: two recordings of a step give the same floor,
+/// - the search ends at the first plan within the budget, so a result within the budget is not the
+///   minimum,
+/// - there is no search if `floor_of` exceeds the budget; the result is then `floor_of`.
+Floor floor_for_budget(const Graph& graph, SolveOptions options, int64_t budget_bytes);
+
 /// Returns the minimum bytes for which a plan with addresses is known. This is the minimum of
 /// `placed_floor_of` and the bytes of the plan `known`.
 int64_t placed_floor_bytes(const Graph& graph, const SolveOptions& options,
@@ -53,7 +61,7 @@ int64_t placed_floor_bytes(const Graph& graph, const SolveOptions& options,
 /// The result is never slower than a plan for this step in `cache` whose addresses fit. Fetches do
 /// not wait (SolveOptions::fetches_wait), whatever the options say. Throws UserError if the budget
 /// is below `floor_of`, or if no plan fits. A plan always fits if the budget is at least
-/// `placed_floor_of`.
+/// `placed_floor_of`. Without copies, one also fits if `floor_for_budget` is within the budget.
 PlacedSolution solve_placed(const Graph& graph, const SolveOptions& options,
                             const PlanCache& cache = PlanCache({}));
 

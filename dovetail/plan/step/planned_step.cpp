@@ -36,9 +36,8 @@ constexpr const char* kOneSize =
     "PlannedStep::Options::other_sizes runs or plans other sizes";
 constexpr double kAssumedBytesPerS = 1e9;
 constexpr int kRecordedSteps = 3;
-constexpr int kProfiledSteps = 4;   // the first one is a warm-up
-constexpr int kOtherSteps = 8;      // steps of other sizes in a row that make a new plan
-constexpr double kNearFloor = 1.1;  // gaps between addresses may matter below so many floors
+constexpr int kProfiledSteps = 4;  // the first one is a warm-up
+constexpr int kOtherSteps = 8;     // steps of other sizes in a row that make a new plan
 constexpr int64_t kMeasuredCopyBytes = int64_t{128} << 20;
 constexpr int kMeasuredCopies = 3;
 constexpr int64_t kMeasuredPackingBytes = int64_t{16} << 20;
@@ -197,10 +196,8 @@ struct PlannedStep::State {
     graph.graph.budget_bytes = parse_budget(options.budget, kept().peak_bytes);
     const SolveOptions how = solve_options(options, device->device());
     const int64_t budget = graph.graph.budget_bytes;
-    Floor floor = floor_of(graph.graph, how);
-    const auto near = static_cast<int64_t>(kNearFloor * static_cast<double>(floor.bytes));
-    if (budget >= floor.bytes && budget < near) floor = placed_floor_of(graph.graph, how);
-    if (graph.graph.budget_bytes < floor.bytes)
+    const Floor floor = floor_for_budget(graph.graph, how, budget);
+    if (budget < floor.bytes)
       throw below_floor(graph.graph, floor, options.prefix + "budget",
                         fmt::format("raise the budget or lower the batch{}{}",
                                     what_would_lower(floor), options.floor_help));
@@ -436,6 +433,10 @@ void PlannedStep::restart_search() {
   if (!next->options.folder.empty())
     next->options.paged = std::make_shared<PagedAllocations>(next->options.folder);
   state_ = std::move(next);  // destroys the executor, which moves tensors out of its arena
+}
+
+void PlannedStep::release_scratch() {
+  if (state_->executor) state_->executor->release_scratch();
 }
 
 const std::optional<MemoryPlanReport>& PlannedStep::report() const { return state_->report; }

@@ -168,11 +168,16 @@ class PlannedStep {
   /// constant differs from earlier steps.
   void run(const Inputs& inputs, const Constants& constants);
 
+  /// Gives memory that a plan only needs while a step runs back to the system. The next step takes
+  /// it again. Evaluation between steps can then use as much within the budget. Does nothing on a
+  /// GPU, where memory of a plan is one allocation.
+  void release_scratch();
+
   /// Returns the report of the final plan. It is nullopt while there is no final plan, also after
   /// OtherSizes::kPlanAnew has started over.
   const std::optional<MemoryPlanReport>& report() const;
-  /// Returns the part of MemoryPlanReport::step_bytes that is in resident memory (pages that steps
-  /// by the plan have touched). Needs a report.
+  /// Returns the part of MemoryPlanReport::step_bytes that steps by the plan have touched. Released
+  /// pages count. Needs a report.
   int64_t measured_bytes() const;
   /// Returns a text that names the techniques that are not allowed but would lower the floor. The
   /// text is meant to end an error message. Example: `; memory.allow = ["recompute"] would lower

@@ -47,7 +47,7 @@ class TrainStep {
   /// impossible.
   void plan_memory(plan::PlannedStep::Options options);
   /// Returns the memory plan, or null if plan_memory was not called.
-  const plan::PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
+  plan::PlannedStep* memory_plan() { return planned_ ? &*planned_ : nullptr; }
 
   /// Runs one step. tokens: (samples of this rank, T + 1) on the CPU, for T predicted tokens per
   /// sample. `want_stop`: this rank wants to stop training (StepOutcome::stop). All ranks call this

@@ -145,8 +145,7 @@ StepOutcome GptTraining::train_step(int64_t number, double lr, bool want_stop,
   }
   timings.communication_ms = 1e3 * step_->gradients().exposed_s();
   timings.compute_ms = 1e3 * step_->compute_s();
-  balance((range.size() + run_.micro_batch - 1) / run_.micro_batch, step_->compute_s(),
-          step_->memory_plan(), number + 1);
+  balance((range.size() + run_.micro_batch - 1) / run_.micro_batch, step_->compute_s(), number + 1);
   return outcome;
 }
 
@@ -168,8 +167,6 @@ void GptTraining::report_step() {
   report_graph();
   report_quantization();
   report_expert_load();
-  if (step_->memory_plan() != nullptr && output() != nullptr)
-    memory_plan_log_.report(*step_->memory_plan(), config().folder(), complete());
   plans_->end_step(state_.step, *group_);
 }
 

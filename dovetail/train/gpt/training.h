@@ -9,7 +9,6 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/gpt/step.h"
 #include "dovetail/train/loop/loop.h"
-#include "dovetail/train/memory/plan_log.h"
 #include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/optimizer/optimizer.h"
 #include "dovetail/train/ranks/expert_layout.h"
@@ -38,6 +37,7 @@ class GptTraining : public TrainingLoop {
   const data::TokenStore& store() const { return loader_->first_store(); }
   StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) override;
   void report_step() override;
+  plan::PlannedStep* memory_plan() override { return step_->memory_plan(); }
   std::optional<Validation> evaluate() override;
   int64_t updates() const override { return optimizer_->updates(); }
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
@@ -64,7 +64,6 @@ class GptTraining : public TrainingLoop {
   std::optional<Optimizer> optimizer_;
   std::optional<TrainStep> step_;
   std::optional<data::Loader> loader_;
-  MemoryPlanLog memory_plan_log_;
   bool told_graph_ = false;
 };
 

@@ -53,7 +53,10 @@ bool TrainingLoop::advance() {
   const bool stop = take_step(timings);
   record(std::move(before));
   report_shares();
-  report_step();  // before evaluation, which adds to the same counters
+  // Reports precede evaluation, which adds to the same counters.
+  report_step();
+  if (memory_plan() != nullptr && output_)
+    memory_plan_log_.report(*memory_plan(), config().folder(), complete());
   evaluate_if_due(timings);
   if (output_) output_->write(*state_.last);
   check_skipped();
@@ -98,10 +101,9 @@ bool TrainingLoop::take_step(StepTimings& timings) {
   return outcome.stop;
 }
 
-void TrainingLoop::balance(int64_t micro_batches, double compute_s,
-                           const plan::PlannedStep* planned, int64_t next) {
+void TrainingLoop::balance(int64_t micro_batches, double compute_s, int64_t next) {
   if (!shares_.automatic() || next > total_steps_) return;
-  const bool tells = planned == nullptr || planned->runs_by_plan();
+  const bool tells = memory_plan() == nullptr || memory_plan()->runs_by_plan();
   if (auto move = shares_.add(*group_, tells ? micro_batches : 0, compute_s))
     moved_.emplace(next, std::move(*move));
   state_.shares = shares_.micro_batches();
@@ -121,6 +123,7 @@ void TrainingLoop::evaluate_if_due(StepTimings& timings) {
   const int64_t every = config().eval.every_steps;
   if (!complete() && (every == 0 || state_.step % every != 0)) return;
   const double begin_s = now_seconds();
+  if (memory_plan() != nullptr) memory_plan()->release_scratch();
   record(evaluate());
   timings.evaluation_ms += 1e3 * (now_seconds() - begin_s);
 }

@@ -13,6 +13,7 @@
 #include "dovetail/train/loop/resume.h"
 #include "dovetail/train/loop/run_output.h"
 #include "dovetail/train/loop/step_outcome.h"
+#include "dovetail/train/memory/plan_log.h"
 #include "dovetail/train/ranks/batch_shares.h"
 #include "dovetail/train/resolve/resolved_run.h"
 #include "dovetail/train/run/folder.h"
@@ -58,9 +59,11 @@ class TrainingLoop {
   /// stop. Stores in `timings` the time that data, computation and communication took.
   virtual StepOutcome train_step(int64_t number, double lr, bool want_stop,
                                  StepTimings& timings) = 0;
-  /// Writes the last step's lines of all log files except metrics.jsonl and timings.jsonl. All
-  /// ranks call it together, after each step.
-  virtual void report_step() = 0;
+  /// Writes the last step's lines of log files that only this kind of run has. All ranks call it
+  /// together, after each step.
+  virtual void report_step() {}
+  /// Returns the planned step of a run with memory.budget, else null.
+  virtual plan::PlannedStep* memory_plan() = 0;
   /// Measures the loss on the validation split. Returns nullopt if there is none.
   virtual std::optional<Validation> evaluate() = 0;
   /// Called before each step. If step `number` is the first that trains on a new day, measures the
@@ -79,11 +82,9 @@ class TrainingLoop {
 
   /// If balance.mode = "auto", passes the time of a step to BatchShares::add, which may change the
   /// shares. Changed shares apply from step `next` on. `compute_s`: seconds that forward and
-  /// backward passes of `micro_batches` micro-batches took on this rank. `planned`: the memory
-  /// plan, or null. With a plan, steps before the final plan do not count. All ranks call it
-  /// together.
-  void balance(int64_t micro_batches, double compute_s, const plan::PlannedStep* planned,
-               int64_t next);
+  /// backward passes of `micro_batches` micro-batches took on this rank. With a memory plan, steps
+  /// before the final plan do not count. All ranks call it together.
+  void balance(int64_t micro_batches, double compute_s, int64_t next);
 
   const RunConfig& config() const { return run_.config; }
   /// Returns the options of the run's memory plan. `paged`: from paged_until_there_is_a_plan.
@@ -115,6 +116,7 @@ class TrainingLoop {
   void save_if_due(bool stopping, StepTimings& timings);
   bool time_is_up() const;
 
+  MemoryPlanLog memory_plan_log_;
   std::optional<RunOutput> output_;                  ///< only on rank 0
   std::optional<io::CheckpointFolder> checkpoints_;  ///< only on rank 0
   /// If the last step changed `shares_`: the first step with the new shares, and the change.

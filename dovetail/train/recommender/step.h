@@ -55,7 +55,7 @@ class RecommenderStep {
   /// impossible.
   void plan_memory(plan::PlannedStep::Options options);
   /// Returns the memory plan, or null if plan_memory was not called.
-  const plan::PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
+  plan::PlannedStep* memory_plan() { return planned_ ? &*planned_ : nullptr; }
 
   /// Function that starts the lookups of the next step. It is called once per step, while rows of
   /// the current step are in transit. Returns null if there is no next step.

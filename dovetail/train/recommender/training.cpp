@@ -206,8 +206,7 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   timings.compute_ms = 1e3 * step_->compute_s();
   const int64_t micro_batches = (now.ids.samples + sizes_.micro_batch - 1) / sizes_.micro_batch;
   if (now.rows == config().train.batch)
-    balance(micro_batches, step_->compute_s(), step_->memory_plan(),
-            ahead_ ? number + 2 : number + 1);
+    balance(micro_batches, step_->compute_s(), ahead_ ? number + 2 : number + 1);
   if (const auto tiers = tables_->tier_counters()) {
     const int64_t hits = tiers->hits - tiers_before_.hits,
                   misses = tiers->misses - tiers_before_.misses;
@@ -227,8 +226,6 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
 }
 
 void RecommenderTraining::report_step() {
-  if (step_->memory_plan() != nullptr && output() != nullptr)
-    memory_plan_log_.report(*step_->memory_plan(), config().folder(), complete());
   const int64_t every = config().log.tables_every;
   const bool hashed = std::ranges::any_of(tables_->spec().tables, &embedding::TableSpec::hashed);
   if (!hashed || every == 0 || (state_.step % every != 0 && !complete())) return;

@@ -13,7 +13,6 @@
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/embedding_tables/lookups.h"
 #include "dovetail/train/loop/loop.h"
-#include "dovetail/train/memory/plan_log.h"
 #include "dovetail/train/optimizer/optimizer.h"
 #include "dovetail/train/recommender/step.h"
 #include "dovetail/train/recommender/tuning.h"
@@ -41,6 +40,7 @@ class RecommenderTraining : public TrainingLoop {
  private:
   StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) override;
   void report_step() override;
+  plan::PlannedStep* memory_plan() override { return step_->memory_plan(); }
   std::optional<Validation> evaluate() override;
   /// Measures the model on the rows of a day if `number` is the first step that trains on them.
   /// Returns nullopt on all other steps, for the first day and without rows.day.
@@ -101,7 +101,6 @@ class RecommenderTraining : public TrainingLoop {
   std::optional<StepRows> ahead_;  ///< rows of the next step, if their lookups were started
   /// Metrics of all validations in this process, for each task.
   std::vector<std::vector<RankingMetrics>> validations_;
-  MemoryPlanLog memory_plan_log_;
 };
 
 }  // namespace dovetail::train

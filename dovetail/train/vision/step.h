@@ -37,7 +37,7 @@ class VisionStep {
   /// impossible.
   void plan_memory(plan::PlannedStep::Options options);
   /// Returns the memory plan, or null if plan_memory was not called.
-  const plan::PlannedStep* memory_plan() const { return planned_ ? &*planned_ : nullptr; }
+  plan::PlannedStep* memory_plan() { return planned_ ? &*planned_ : nullptr; }
 
   /// Runs one step on this rank's samples, which are on the CPU. `seed` is the seed of the dropout
   /// of this rank. `want_stop`: this rank wants to stop training (StepOutcome::stop). All ranks

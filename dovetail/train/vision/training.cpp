@@ -83,14 +83,8 @@ StepOutcome VisionTraining::train_step(int64_t number, double lr, bool want_stop
       step_->run(batch, lr, want_stop, mix_seed(seed, static_cast<uint64_t>(group_->rank())));
   timings.communication_ms = 1e3 * step_->gradients().exposed_s();
   timings.compute_ms = 1e3 * step_->compute_s();
-  balance((range.size() + run_.micro_batch - 1) / run_.micro_batch, step_->compute_s(),
-          step_->memory_plan(), number + 1);
+  balance((range.size() + run_.micro_batch - 1) / run_.micro_batch, step_->compute_s(), number + 1);
   return outcome;
-}
-
-void VisionTraining::report_step() {
-  if (step_->memory_plan() != nullptr && output() != nullptr)
-    memory_plan_log_.report(*step_->memory_plan(), config().folder(), complete());
 }
 
 std::optional<Validation> VisionTraining::evaluate() {

@@ -10,7 +10,6 @@
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/models/vision.h"
 #include "dovetail/train/loop/loop.h"
-#include "dovetail/train/memory/plan_log.h"
 #include "dovetail/train/optimizer/optimizer.h"
 #include "dovetail/train/vision/step.h"
 
@@ -33,7 +32,7 @@ class VisionTraining : public TrainingLoop {
 
  private:
   StepOutcome train_step(int64_t number, double lr, bool want_stop, StepTimings& timings) override;
-  void report_step() override;
+  plan::PlannedStep* memory_plan() override { return step_->memory_plan(); }
   std::optional<Validation> evaluate() override;
   int64_t updates() const override { return optimizer_->updates(); }
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
@@ -49,7 +48,6 @@ class VisionTraining : public TrainingLoop {
   std::optional<VisionStep> step_;
   std::optional<data::ImageLoader> loader_;
   std::optional<HeldMemory> batches_;  ///< the loader's batches, which count towards memory.budget
-  MemoryPlanLog memory_plan_log_;
 };
 
 }  // namespace dovetail::train
