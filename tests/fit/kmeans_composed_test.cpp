@@ -29,8 +29,8 @@ TEST(KMeansComposed, TasksAreThoseOfTheCpu) {
       {"kmeans.norms", {shift}},
       {"kmeans.assign", {centres, shift}},
       {"kmeans.distances", {centres}},
-      {"kmeans.potentials", {points}},
-      {"kmeans.include", {points, at::scalar_tensor(1, at::kLong)}}};
+      {"kmeans.potentials", {points, shift}},
+      {"kmeans.include", {points, at::scalar_tensor(1, at::kLong), shift}}};
   for (const auto& [task, parameters] : jobs) {
     SCOPED_TRACE(task);
     EXPECT_EQ(jobs::find_task(task, at::kCUDA).writes, jobs::find_task(task, at::kCPU).writes);

@@ -1,6 +1,7 @@
 // Initial centres are rows, depend on the seed, and are spread as their names promise.
 #include "dovetail/fit/kmeans/init.h"
 
+#include <limits>
 #include <set>
 
 #include "tests/fit/testing.h"
@@ -84,6 +85,35 @@ TEST(KMeansInit, DrawsAreThoseOfOneSumOverAllRows) {
                     .item<bool>());
     EXPECT_GT(std::get<0>(at::_unique(rows)).numel(), 190);
   }
+}
+
+// Float32 scores rule out most distances. Rows far from 0, close together, equal or huge must not
+// be ruled out wrongly.
+TEST(KMeansInit, ClosestDistancesAndPotentialsAreThoseOfFloat64) {
+  for (const int64_t columns : {1, 3, 8, 20, 23, 37, 100})
+    for (const double scale : {1.0, 1e-4, 1e15, 3e18}) {
+      const at::Tensor near = normal({300, columns}, 1),
+                       x = ((scale == 1e-4 ? near * scale + 100 : near * scale)).contiguous();
+      const at::Tensor points = at::cat({some_rows(x, 20), some_rows(x, 3) * 1.0001});
+      KMeansData data(x);
+      const auto squares_to = [&](int64_t point) {
+        return (x.to(at::kDouble) - points[point]).square().sum(1);
+      };
+      at::Tensor closest = at::full({300}, std::numeric_limits<double>::infinity(), at::kDouble);
+      data.forget_closest();
+      for (int64_t i = 0; i < points.size(0); ++i) {
+        SCOPED_TRACE(fmt::format("{} columns, scale {}, point {}", columns, scale, i));
+        closest = at::minimum(closest, squares_to(i));
+        const double sum = data.include(points.slice(0, i, i + 1));
+        EXPECT_TRUE(at::allclose(data.closest(), closest, 1e-13, 0));
+        EXPECT_NEAR(sum, closest.sum().item<double>(), 1e-12 * sum);
+        const at::Tensor found = data.potentials(points);
+        for (int64_t j = 0; j < points.size(0); ++j) {
+          const double expected = at::minimum(closest, squares_to(j)).sum().item<double>();
+          EXPECT_NEAR(found[j].item<double>(), expected, 1e-12 * expected);
+        }
+      }
+    }
 }
 
 TEST(KMeansInit, RepeatsARowWhereFewerDiffer) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "dovetail/fit/kmeans/assign_simd.h"
 #include "dovetail/fit/kmeans/nearest_inl.h"
@@ -148,20 +149,151 @@ double SquaredDistances(const float* x, const double* centres, const int32_t* la
   return sum;
 }
 
-void AddPotentials(const float* x, const double* points, int64_t count, int64_t rows, int64_t dim,
-                   const double* closest, double* potentials) {
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < count; ++j)
-      potentials[j] += std::min(closest[i], squared_distance(x + i * dim, points + j * dim, dim));
+// k-means++ lowers closest[i], the squared distance of row i to the closest chosen point. Most
+// points are farther from most rows. Their scores in float32 prove it (scores_inl.h): a score never
+// exceeds |x - c|^2 - |y|^2. The other distances are computed in float64.
+
+/// Sets limit[i], for `count` rows from row `begin` on, so that a point with a score of at least
+/// limit[i] is no closer than closest[begin + i]. |y|^2 is bounded from below by norm, which is at
+/// most 1 + 2^-21 times |y|.
+HWY_INLINE void set_limits(const ClosestProblem& p, int64_t begin, int64_t count, float* limit) {
+  const DoubleTag d;
+  const HalfTag half;
+  for (int64_t i = 0; i < count; i += kDoubles) {
+    const auto rows = static_cast<size_t>(count - i);
+    const DoubleVector closest = hn::MaskedLoad(hn::FirstN(d, rows), d, p.closest + begin + i);
+    const DoubleVector norm =
+        hn::PromoteTo(d, hn::MaskedLoad(hn::FirstN(half, rows), half, p.norm + begin + i));
+    const DoubleVector square = hn::Mul(hn::Mul(norm, norm), hn::Set(d, 1 - 0x1p-20));
+    const auto value = hn::DemoteTo(half, hn::MulSub(closest, hn::Set(d, 1 + 0x1p-40), square));
+    const auto up = hn::MulAdd(hn::Abs(value), hn::Set(half, 0x1p-22f), hn::Set(half, 1e-37f));
+    hn::StoreU(hn::Add(value, up), half, limit + i);
+  }
 }
 
-double IncludePoints(const float* x, const double* points, int64_t count, int64_t rows, int64_t dim,
-                     double* closest) {
+/// Scores of a tile of rows for all points, compared with the limits of its rows.
+class Screen {
+ public:
+  explicit Screen(const ClosestProblem& p)
+      : problem_(p),
+        assign_{.x = p.x,
+                .norm = p.norm,
+                .shift = p.shift,
+                .centres = p.points,
+                .rows = p.rows,
+                .dim = p.dim,
+                .num_centres = p.count},
+        centres_(assign_, /*as_rows=*/false),
+        rows_(hwy::AllocateAligned<float>(static_cast<size_t>((p.dim + 2) * kTileColumns))) {}
+
+  /// Calls take(i, c) for each row begin + i of the tile and each point c that may be closer than
+  /// closest[begin + i]. Points are in ascending order for each row.
+  template <class Take>
+  HWY_INLINE void for_each_close(int64_t begin, int64_t count, const Take& take) {
+    const ClosestProblem& p = problem_;
+    HWY_ALIGN float limit[kTileColumns], score[kTileRows * kTileColumns];
+    set_limits(p, begin, count, limit);
+    std::fill(limit + count, limit + kTileColumns, -kFar);
+    place_tile(assign_, centres_, begin, count, rows_.get());
+    const float* strip = centres_.packed.get();
+    for (int64_t c = 0; c < p.count; c += kTileRows, strip += centres_.strip_floats) {
+      const int64_t points = std::min<int64_t>(kTileRows, p.count - c);
+      const uint64_t close = close_rows_of(points)(p.dim + 2, strip, rows_.get(), limit, score);
+      for (int64_t i = 0; i < count && close >> i != 0; ++i) {
+        if ((close >> i & 1) == 0) continue;
+        for (int64_t k = 0; k < points; ++k)
+          if (!is_far(score[k * kTileColumns + i], limit[i])) take(i, c + k);
+      }
+    }
+  }
+
+ private:
+  /// Returns true if a score proves that its point is no closer. Numbers that overflow prove
+  /// nothing.
+  static bool is_far(float score, float limit) {
+    return limit < kFar && score >= limit && score < kFar;
+  }
+
+  using CloseRows = uint64_t (*)(int64_t, const float*, const float*, const float*, float*);
+
+  /// Sets the scores of a tile for the kPoints points of a strip. Returns the rows for which not
+  /// all points are far, as bits.
+  template <int kPoints>
+  static HWY_NOINLINE uint64_t close_rows(int64_t terms, const float* strip, const float* rows,
+                                          const float* limit, float* score) {
+    const Tile<kPoints> tile = multiply<kPoints, 1>(terms, strip, kTileRows, rows, kTileColumns);
+    const FloatTag d;
+    uint64_t out = 0;
+#pragma GCC unroll 2
+    for (int j = 0; j < kTileVectors; ++j) {
+      const FloatVector bound = load(limit + j * kLanes);
+      auto far = hn::Lt(bound, splat(kFar));
+#pragma GCC unroll 16
+      for (int c = 0; c < kPoints; ++c) {
+        far = hn::And(far, hn::And(hn::Ge(tile.v[c][j], bound), hn::Lt(tile.v[c][j], splat(kFar))));
+        store(tile.v[c][j], score + c * kTileColumns + j * kLanes);
+      }
+      uint8_t bits[8] = {};
+      hn::StoreMaskBits(d, hn::Not(far), bits);
+      out |= static_cast<uint64_t>(bits[0] | bits[1] << 8) << (j * kLanes);
+    }
+    return out;
+  }
+  template <int... kPoints>
+  static CloseRows choose(int64_t points, std::integer_sequence<int, kPoints...>) {
+    static constexpr CloseRows kAll[] = {close_rows<kPoints + 1>...};
+    return kAll[points - 1];
+  }
+  static CloseRows close_rows_of(int64_t points) {
+    return choose(points, std::make_integer_sequence<int, kTileRows>());
+  }
+
+  const ClosestProblem& problem_;
+  const AssignProblem assign_;
+  const Centres centres_;
+  hwy::AlignedFreeUniquePtr<float[]> rows_;
+};
+
+void AddPotentials(const ClosestProblem& p, double* potentials) {
+  const DoubleTag d;
+  Screen screen(p);
+  const int64_t width = (p.count + kDoubles - 1) / kDoubles * kDoubles;
+  // Potentials of the tile's rows, [row][width], where a point is closer; and their sums.
+  std::vector<double> lowered(static_cast<size_t>(kTileColumns * width)), sums(width);
+  std::copy_n(potentials, p.count, sums.begin());
+  for (int64_t begin = 0; begin < p.rows; begin += kTileColumns) {
+    const int64_t count = std::min(kTileColumns, p.rows - begin);
+    const double* closest = p.closest + begin;
+    uint64_t is_lowered = 0;
+    screen.for_each_close(begin, count, [&](int64_t i, int64_t c) HWY_ATTR {
+      double* to = lowered.data() + i * width;
+      if ((is_lowered >> i & 1) == 0) std::fill_n(to, width, closest[i]);
+      is_lowered |= uint64_t{1} << i;
+      to[c] = std::min(closest[i],
+                       squared_distance(p.x + (begin + i) * p.dim, p.points + c * p.dim, p.dim));
+    });
+    for (int64_t c = 0; c < width; c += kDoubles) {
+      DoubleVector sum = hn::LoadU(d, sums.data() + c);
+      for (int64_t i = 0; i < count; ++i)
+        sum = hn::Add(sum, (is_lowered >> i & 1) != 0 ? hn::LoadU(d, &lowered[i * width + c])
+                                                      : hn::Set(d, closest[i]));
+      hn::StoreU(sum, d, sums.data() + c);
+    }
+  }
+  std::copy_n(sums.begin(), p.count, potentials);
+}
+
+double IncludePoints(const ClosestProblem& p) {
+  Screen screen(p);
   double sum = 0;
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < count; ++j)
-      closest[i] = std::min(closest[i], squared_distance(x + i * dim, points + j * dim, dim));
-    sum += closest[i];
+  for (int64_t begin = 0; begin < p.rows; begin += kTileColumns) {
+    const int64_t count = std::min(kTileColumns, p.rows - begin);
+    double* closest = p.closest + begin;
+    screen.for_each_close(begin, count, [&](int64_t i, int64_t c) HWY_ATTR {
+      closest[i] = std::min(
+          closest[i], squared_distance(p.x + (begin + i) * p.dim, p.points + c * p.dim, p.dim));
+    });
+    for (int64_t i = 0; i < count; ++i) sum += closest[i];
   }
   return sum;
 }
@@ -192,14 +324,12 @@ double squared_distances(const float* x, const double* centres, const int32_t* l
   return HWY_DYNAMIC_DISPATCH(SquaredDistances)(x, centres, label, rows, dim, squares);
 }
 
-void add_potentials(const float* x, const double* points, int64_t count, int64_t rows, int64_t dim,
-                    const double* closest, double* potentials) {
-  HWY_DYNAMIC_DISPATCH(AddPotentials)(x, points, count, rows, dim, closest, potentials);
+void add_potentials(const ClosestProblem& problem, double* potentials) {
+  HWY_DYNAMIC_DISPATCH(AddPotentials)(problem, potentials);
 }
 
-double include_points(const float* x, const double* points, int64_t count, int64_t rows,
-                      int64_t dim, double* closest) {
-  return HWY_DYNAMIC_DISPATCH(IncludePoints)(x, points, count, rows, dim, closest);
+double include_points(const ClosestProblem& problem) {
+  return HWY_DYNAMIC_DISPATCH(IncludePoints)(problem);
 }
 
 }  // namespace dovetail::fit

@@ -52,14 +52,24 @@ double norms_from(const float* x, const float* point, int64_t rows, int64_t dim,
 double squared_distances(const float* x, const double* centres, const int32_t* label, int64_t rows,
                          int64_t dim, double* squares);
 
+/// Arguments of add_potentials and include_points. `rows` rows have `dim` columns each. All arrays
+/// are contiguous.
+struct ClosestProblem {
+  const float* x;        ///< (rows, dim), finite
+  const float* norm;     ///< (rows): |x_i - shift| from norms_from
+  const float* shift;    ///< (dim): a point near the data
+  const double* points;  ///< (count, dim)
+  int64_t rows, dim, count;
+  double* closest;  ///< (rows): squared distance to the closest chosen point; may be infinite
+};
+
 /// Adds min(closest[i], |x_i - point_j|^2) to potentials[j], for each row i in order. Here point_j
-/// is row j of `points` (count, dim). k-means++ compares candidates by these sums.
-void add_potentials(const float* x, const double* points, int64_t count, int64_t rows, int64_t dim,
-                    const double* closest, double* potentials);
+/// is row j of the points. k-means++ compares candidates by these sums. Distances that matter are
+/// in float64, so sums have the same bits on AVX2 and AVX-512.
+void add_potentials(const ClosestProblem& problem, double* potentials);
 
 /// Replaces closest[i] by min(closest[i], |x_i - point_j|^2 for all j), for each row. Here point_j
-/// is row j of `points` (count, dim). Returns the new sum of `closest`.
-double include_points(const float* x, const double* points, int64_t count, int64_t rows,
-                      int64_t dim, double* closest);
+/// is row j of the points. Returns the new sum of `closest`, in the order of the rows.
+double include_points(const ClosestProblem& problem);
 
 }  // namespace dovetail::fit

@@ -121,8 +121,8 @@ double KMeansData::include(const at::Tensor& points) {
   constexpr int64_t kFew = 16;
   if (points.size(0) <= kFew) {
     const auto shards = static_cast<int64_t>(resident_.shards(kKMeansGrain).size());
-    masses_ = run("kmeans.include",
-                  {checked_centres(points, columns()), at::scalar_tensor(shards, at::kLong)})
+    masses_ = run("kmeans.include", {checked_centres(points, columns()),
+                                     at::scalar_tensor(shards, at::kLong), shift_})
                   .tensors[0];
   } else {
     const at::Tensor before = closest().clone();
@@ -154,7 +154,7 @@ at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform) {
 }
 
 at::Tensor KMeansData::potentials(const at::Tensor& points) const {
-  return run("kmeans.potentials", {checked_centres(points, columns())}).tensors[0];
+  return run("kmeans.potentials", {checked_centres(points, columns()), shift_}).tensors[0];
 }
 
 at::Tensor KMeansData::shifted_sums(const jobs::Partial& partial) const {

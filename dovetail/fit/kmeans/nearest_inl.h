@@ -84,17 +84,24 @@ TakeStrip strip_of(int64_t centres, std::integer_sequence<int, kCentres...>) {
   return kStrips[centres - 1];
 }
 
-/// Sets `nearest` for a tile: `count` rows from row `begin` on. `rows` is a buffer for (D + 2) *
-/// kTileColumns floats.
-HWY_INLINE void nearest_of_many(const AssignProblem& p, const Centres& centres, int64_t begin,
-                                int64_t count, float* rows, NearestRows& nearest) {
+/// Fills a tile: `count` rows from row `begin` on. `rows` is a buffer for (D + 2) * kTileColumns
+/// floats: y, |y| and 1 of each row, transposed.
+HWY_INLINE void place_tile(const AssignProblem& p, const Centres& centres, int64_t begin,
+                           int64_t count, float* rows) {
   transpose_shifted(p.x + begin * p.dim, count, p.dim, centres.shift.get(), rows);
   for (int64_t j = 0; j < kTileColumns; j += kLanes) {
     store(load(p.norm + begin + std::min(j, count), std::max<int64_t>(count - j, 0)),
           rows + p.dim * kTileColumns + j);
     store(splat(1.0f), rows + (p.dim + 1) * kTileColumns + j);
-    nearest.set({splat(kFar), splat(kFar), splat(0.0f)}, j);
   }
+}
+
+/// Sets `nearest` for a tile. Arguments are the same as for place_tile.
+HWY_INLINE void nearest_of_many(const AssignProblem& p, const Centres& centres, int64_t begin,
+                                int64_t count, float* rows, NearestRows& nearest) {
+  place_tile(p, centres, begin, count, rows);
+  for (int64_t j = 0; j < kTileColumns; j += kLanes)
+    nearest.set({splat(kFar), splat(kFar), splat(0.0f)}, j);
   // Meanwhile prefetches the rows of the next tile, a piece with each strip.
   const int64_t terms = p.dim + 2, piece = terms / kUpcomingSteps * 2 * kLineFloats;
   const float *next = p.x + (begin + kTileColumns) * p.dim, *next_end = next + kTileColumns * p.dim;

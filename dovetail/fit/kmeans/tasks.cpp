@@ -84,24 +84,35 @@ jobs::Partial batch_task(const jobs::Parameters& parameters, const jobs::Shard& 
   return partial;
 }
 
-/// Parameters: points (M, D) float64. Partial: the sums (M) of min(squares, |x - point|^2).
+ClosestProblem closest_problem(const Rows& rows, const at::Tensor& points, const at::Tensor& shift,
+                               const jobs::Shard& shard) {
+  return {.x = rows.x().const_data_ptr<float>(),
+          .norm = rows.norms(),
+          .shift = shift.const_data_ptr<float>(),
+          .points = points.const_data_ptr<double>(),
+          .rows = shard.size,
+          .dim = points.size(1),
+          .count = points.size(0),
+          .closest = rows.squares()};
+}
+
+/// Parameters: points (M, D) float64, shift (D) float32. Partial: the sums (M) of
+/// min(squares, |x - point|^2).
 jobs::Partial potentials_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const Rows rows(shard);
   const at::Tensor& points = parameters[0];
   const at::Tensor potentials = at::zeros({points.size(0)}, at::kDouble);
-  add_potentials(rows.x().const_data_ptr<float>(), points.const_data_ptr<double>(), points.size(0),
-                 shard.size, points.size(1), rows.squares(), potentials.mutable_data_ptr<double>());
+  add_potentials(closest_problem(rows, points, parameters[1], shard),
+                 potentials.mutable_data_ptr<double>());
   return {{potentials}, static_cast<double>(shard.size)};
 }
 
-/// Parameters: points (M, D) float64, to which squares are lowered; the number of shards, () int64.
-/// Partial: the sum of the squares of each shard, float64.
+/// Parameters: points (M, D) float64, to which squares are lowered; the number of shards, () int64;
+/// shift (D) float32. Partial: the sum of the squares of each shard, float64.
 jobs::Partial include_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
   const Rows rows(shard);
   const at::Tensor& points = parameters[0];
-  const double sum =
-      include_points(rows.x().const_data_ptr<float>(), points.const_data_ptr<double>(),
-                     points.size(0), shard.size, points.size(1), rows.squares());
+  const double sum = include_points(closest_problem(rows, points, parameters[2], shard));
   const at::Tensor sums = at::zeros({parameters[1].item<int64_t>()}, at::kDouble);
   sums[shard.begin / kKMeansGrain] = sum;
   return {{sums}, static_cast<double>(shard.size)};
