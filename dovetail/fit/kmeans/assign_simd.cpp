@@ -153,8 +153,8 @@ double SquaredDistances(const float* x, const double* centres, const int32_t* la
 // points are farther from most rows. Their scores in float32 prove it (scores_inl.h): a score never
 // exceeds |x - c|^2 - |y|^2. The other distances are computed in float64.
 
-/// Sets limit[i], for `count` rows from row `begin` on, so that a point with a score of at least
-/// limit[i] is no closer than closest[begin + i]. |y|^2 is bounded from below by norm, which is at
+/// Sets limits for `count` rows from row `begin` on. A point whose score is at least limit[i] is no
+/// closer than closest[begin + i]. |y|^2 is bounded from below by norm, which is at
 /// most 1 + 2^-21 times |y|.
 HWY_INLINE void set_limits(const ClosestProblem& p, int64_t begin, int64_t count, float* limit) {
   const DoubleTag d;
