@@ -45,13 +45,14 @@ HWY_INLINE DoubleVector widen(const double* from) { return hn::LoadU(DoubleTag()
 // set, which are then added in one fixed order.
 constexpr int kWays = static_cast<int>(8 / kDoubles);
 
-/// Adds (x - point)^2 of eight columns to the eight lanes of `sums`.
-template <class T>
-HWY_INLINE void add_squares(const float* x, const T* point, DoubleVector (&sums)[kWays]) {
-  for (int v = 0; v < kWays; ++v) {
-    const DoubleVector difference = hn::Sub(widen(x + v * kDoubles), widen(point + v * kDoubles));
-    sums[v] = hn::MulAdd(difference, difference, sums[v]);
-  }
+/// Same for the first `count` elements; the other lanes are 0.
+HWY_INLINE DoubleVector widen(const float* from, size_t count) {
+  const HalfTag d;
+  return hn::PromoteTo(DoubleTag(), hn::MaskedLoad(hn::FirstN(d, count), d, from));
+}
+HWY_INLINE DoubleVector widen(const double* from, size_t count) {
+  const DoubleTag d;
+  return hn::MaskedLoad(hn::FirstN(d, count), d, from);
 }
 
 /// Returns |x - point|^2 in float64; x and `point` have `dim` elements.
@@ -60,13 +61,16 @@ HWY_INLINE double squared_distance(const float* x, const T* point, int64_t dim) 
   DoubleVector sums[kWays];
   for (int v = 0; v < kWays; ++v) sums[v] = hn::Zero(DoubleTag());
   int64_t p = 0;
-  for (; p + 8 <= dim; p += 8) add_squares(x + p, point + p, sums);
-  if (p < dim) {
-    float x_tail[8] = {};
-    T point_tail[8] = {};
-    std::copy(x + p, x + dim, x_tail);
-    std::copy(point + p, point + dim, point_tail);
-    add_squares(x_tail, point_tail, sums);
+  for (; p + 8 <= dim; p += 8)
+    for (int v = 0; v < kWays; ++v) {
+      const int64_t at = p + v * kDoubles;
+      const DoubleVector difference = hn::Sub(widen(x + at), widen(point + at));
+      sums[v] = hn::MulAdd(difference, difference, sums[v]);
+    }
+  for (int v = 0; p < dim; ++v, p += kDoubles) {
+    const auto left = static_cast<size_t>(dim - p);
+    const DoubleVector difference = hn::Sub(widen(x + p, left), widen(point + p, left));
+    sums[v] = hn::MulAdd(difference, difference, sums[v]);
   }
   double s[8];
   for (int v = 0; v < kWays; ++v) hn::StoreU(sums[v], DoubleTag(), s + v * kDoubles);
