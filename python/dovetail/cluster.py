@@ -3,15 +3,22 @@
 >>> labels = dovetail.KMeans(n_clusters=8, random_state=0).fit_predict(x)
 """
 
+import warnings
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin, _fit_context
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 __all__ = ["KMeans"]
+
+_PIECE = 1 << 14  # rows of `transform` at once
+_EXACT = "donot_use_mm_for_euclid_dist"
 
 
 class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):
@@ -23,8 +30,10 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
 
     Args:
         n_clusters: number of centres.
-        init: ``"k-means++"``, ``"k-means-parallel"``, ``"random"``, ``"first"``, or an array (n_clusters, n_features).
-        n_init: runs from different initial centres; the run with the smallest inertia is kept.
+        init: ``"k-means++"``, ``"k-means-parallel"``, ``"random"``, ``"first"``, an array (n_clusters, n_features), or
+            a function ``init(X, n_clusters, random_state)`` that returns such an array.
+        n_init: runs from different initial centres; the run with the smallest inertia is kept. ``"auto"``: 10 runs for
+            ``"random"`` and functions, else 1.
         max_iter: maximum number of iterations.
         tol: stop when the centres' squared moves sum to at most ``tol`` times the mean variance of the columns.
             None: 1e-4, or 0 (never) for mini-batches.
@@ -33,6 +42,8 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         batch_size: rows per iteration, in a new random order after each pass; None: all rows in each iteration.
         max_no_improvement: stop mini-batches after this many iterations without a lower smoothed inertia; None: never.
         random_state: seed or generator of initial centres and mini-batches.
+        copy_x: X is never changed, whatever this says.
+        algorithm: ``"lloyd"`` or ``"elkan"``. Both name the same iterations, and Dovetail has one kernel for them.
 
     Attributes:
         cluster_centers_: (n_clusters, n_features) float64.
@@ -42,18 +53,34 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         n_features_in_: number of columns.
     """
 
+    _parameter_constraints = {
+        "n_clusters": [Interval(Integral, 1, None, closed="left")],
+        "init": [StrOptions({"k-means++", "k-means-parallel", "random", "first"}), callable, "array-like"],
+        "n_init": [StrOptions({"auto"}), Interval(Integral, 1, None, closed="left")],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "tol": [None, Interval(Real, 0, None, closed="left")],
+        "empty": [None, StrOptions({"reseed", "keep"})],
+        "batch_size": [None, Interval(Integral, 1, None, closed="left")],
+        "max_no_improvement": [None, Interval(Integral, 0, None, closed="left")],
+        "random_state": ["random_state"],
+        "copy_x": ["boolean"],
+        "algorithm": [StrOptions({"lloyd", "elkan"})],
+    }
+
     def __init__(
         self,
         n_clusters=8,
         *,
         init="k-means++",
-        n_init=1,
+        n_init="auto",
         max_iter=300,
         tol=None,
         empty=None,
         batch_size=None,
         max_no_improvement=10,
         random_state=None,
+        copy_x=True,
+        algorithm="lloyd",
     ):
         self.n_clusters = n_clusters
         self.init = init
@@ -64,7 +91,10 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         self.batch_size = batch_size
         self.max_no_improvement = max_no_improvement
         self.random_state = random_state
+        self.copy_x = copy_x
+        self.algorithm = algorithm
 
+    @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X, y=None):
         """Cluster the rows of X.
 
@@ -78,30 +108,43 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
 
         Raises:
             ValueError: fewer rows than clusters, values that are not finite, or options that do not fit.
-            RuntimeError: unknown ``init`` or ``empty``.
+
+        Warns:
+            ConvergenceWarning: fewer than n_clusters clusters have rows, since fewer rows differ.
+            RuntimeWarning: ``n_init`` above 1 does nothing with an array of initial centres.
         """
-        X, place = self._rows(X, reset=True)
+        X = self._checked(X, reset=True)
+        rows, place = _rows_of(X)
         if len(X) < self.n_clusters:
             raise ValueError(f"n_samples={len(X)} should be >= n_clusters={self.n_clusters}.")
-        if self.n_init < 1:
-            raise ValueError(f"n_init={self.n_init} must be at least 1")
         random = check_random_state(self.random_state)
-        data = torch.ops.dovetail.kmeans_data(X)
+        data = torch.ops.dovetail.kmeans_data(rows)
         best = None
-        for _ in range(self.n_init):
-            run = self._run(data, place, int(random.randint(np.iinfo(np.int32).max)))
+        self._n_init = self._runs()
+        for _ in range(self._n_init):
+            seed = int(random.randint(np.iinfo(np.int32).max))
+            start = self._start(X, data, place, seed, random)
+            run = self._run(data, start, seed)
             if best is None or run[3] < best[3]:
                 best = run
         centres, labels, _, inertia, self.n_iter_, _ = best
         self.cluster_centers_, self.labels_ = place.original(centres).numpy(), labels.numpy()
         self.inertia_ = inertia * place.scale * place.scale
         self._n_features_out = self.n_clusters
+        found = len(np.unique(self.labels_))
+        if found < self.n_clusters:
+            warnings.warn(
+                f"Number of distinct clusters ({found}) found smaller than n_clusters ({self.n_clusters}). Possibly due"
+                " to duplicate points in X.",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
         return self
 
     def predict(self, X):
         """Return the index of the nearest centre of each row: (n_samples) int32."""
         check_is_fitted(self)
-        rows, place = self._rows(X)
+        rows, place = _rows_of(self._checked(X))
         data = torch.ops.dovetail.kmeans_data(rows)
         torch.ops.dovetail.kmeans_assign(data, self._centres(place))
         return torch.ops.dovetail.kmeans_labels(data).numpy()
@@ -109,24 +152,37 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     def transform(self, X):
         """Return the Euclidean distance of each row to each centre: (n_samples, n_clusters) float64."""
         check_is_fitted(self)
-        rows, place = self._rows(X)
+        X = self._checked(X)
+        place = _Place.of(X)
         centres = self._centres(place)
         pieces = [
-            torch.cdist(piece.double(), centres, compute_mode="donot_use_mm_for_euclid_dist")
-            for piece in rows.split(1 << 14)
+            torch.cdist(torch.from_numpy(place.shifted(X[i : i + _PIECE].astype(np.float64))), centres, compute_mode=_EXACT)
+            for i in range(0, len(X), _PIECE)
         ]
         return torch.cat(pieces).mul_(place.scale).numpy()
 
     def score(self, X, y=None):
         """Return minus the inertia of X: the sum of squared distances to the nearest centres."""
         check_is_fitted(self)
-        rows, place = self._rows(X)
+        rows, place = _rows_of(self._checked(X))
         data, centres = torch.ops.dovetail.kmeans_data(rows), self._centres(place)
         torch.ops.dovetail.kmeans_assign(data, centres)
         return -torch.ops.dovetail.kmeans_distances(data, centres)[1] * place.scale * place.scale
 
-    def _run(self, data, place: "_Place", seed: int):
-        start = self._start(data, place, seed)
+    def _runs(self) -> int:
+        given = not isinstance(self.init, str) and not callable(self.init)
+        if self.n_init == "auto":
+            return 10 if callable(self.init) or (isinstance(self.init, str) and self.init == "random") else 1
+        if given and self.n_init > 1:
+            warnings.warn(
+                "Explicit initial center position passed: performing only one init in KMeans instead of"
+                f" n_init={self.n_init}.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return 1 if given else self.n_init
+
+    def _run(self, data, start: torch.Tensor, seed: int):
         if self.batch_size is None:
             tol = 1e-4 if self.tol is None else self.tol
             return torch.ops.dovetail.kmeans_fit(data, start, self.max_iter, tol, self.empty or "reseed")
@@ -137,22 +193,34 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             data, start, self.batch_size, self.max_iter, self.tol or 0.0, patience, seed
         )
 
-    def _rows(self, X, reset: bool = False) -> tuple[torch.Tensor, "_Place"]:
-        X = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], order="C", copy=False)
-        place = _Place.of(X)
-        X = place.shifted(X).astype(np.float32, copy=False)
-        return torch.from_numpy(X if X.flags.writeable else X.copy()), place
+    def _checked(self, X, reset: bool = False) -> np.ndarray:
+        return validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], order="C", copy=False)
 
     def _centres(self, place: "_Place") -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(place.shifted(np.array(self.cluster_centers_, dtype=np.float64))))
 
-    def _start(self, data, place: "_Place", seed: int) -> torch.Tensor:
+    def _start(self, X, data, place: "_Place", seed: int, random) -> torch.Tensor:
         if isinstance(self.init, str):
             return torch.ops.dovetail.kmeans_init(data, self.n_clusters, self.init, seed)
-        centres = np.array(self.init, dtype=np.float64)
-        if centres.shape != (self.n_clusters, self.n_features_in_):
-            raise ValueError(f"init has shape {centres.shape}, not {(self.n_clusters, self.n_features_in_)}")
+        given = self.init(X, self.n_clusters, random_state=random) if callable(self.init) else self.init
+        centres = np.array(given, dtype=np.float64)
+        if centres.ndim != 2 or len(centres) != self.n_clusters:
+            raise ValueError(
+                f"The shape of the initial centers {centres.shape} does not match the number of clusters"
+                f" {self.n_clusters}."
+            )
+        if centres.shape[1] != X.shape[1]:
+            raise ValueError(
+                f"The shape of the initial centers {centres.shape} does not match the number of features of the data"
+                f" {X.shape[1]}."
+            )
         return torch.from_numpy(np.ascontiguousarray(place.shifted(centres)))
+
+
+def _rows_of(X: np.ndarray) -> tuple[torch.Tensor, "_Place"]:
+    place = _Place.of(X)
+    X = place.shifted(X).astype(np.float32, copy=False)
+    return torch.from_numpy(X if X.flags.writeable else X.copy()), place
 
 
 @dataclass(frozen=True)

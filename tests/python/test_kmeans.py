@@ -122,15 +122,17 @@ def test_good_starts_are_as_good_as_scikit_learns(init):
 
 def test_refuses_by_name():
     x = clouds(rows=50)
-    with pytest.raises(RuntimeError, match="no init is named"):
+    with pytest.raises(ValueError, match="'init' parameter of KMeans must be"):
         dovetail.KMeans(3, init="best").fit(x)
-    with pytest.raises(ValueError, match="init has shape"):
+    with pytest.raises(ValueError, match="'n_clusters' parameter of KMeans must be an int"):
+        dovetail.KMeans(2.5).fit(x)
+    with pytest.raises(ValueError, match="initial centers .2, 10. does not match the number of clusters 3"):
         dovetail.KMeans(3, init=np.zeros((2, 10))).fit(x)
     with pytest.raises(ValueError, match="does not go with batch_size"):
         dovetail.KMeans(3, empty="reseed", batch_size=10).fit(x)
     with pytest.raises(RuntimeError, match="batches of 51 rows of 50"):
         dovetail.KMeans(3, batch_size=51).fit(x)
-    with pytest.raises(RuntimeError, match="no way of empty clusters is named"):
+    with pytest.raises(ValueError, match="'empty' parameter of KMeans must be"):
         dovetail.KMeans(3, empty="drop").fit(x)
     with pytest.raises(AttributeError, match="no attribute 'KMedoids'"):
         dovetail.KMedoids  # noqa: B018

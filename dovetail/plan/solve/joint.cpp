@@ -116,26 +116,32 @@ class JointSearch {
     report_.columns = joint.program().columns();
     report_.rows = joint.program().rows();
     if (has_plan()) start_from(joint, *search_.best());
+    solve_programs(joint, started_s);
+    const double until_s = now_seconds() + options_.time_limit_s - improving_s_;
+    if (has_plan() && !is_closed()) search_.anneal([&] { return now_seconds() > until_s; });
+  }
+
+  /// Solves the program, and others that exclude previous solutions.
+  void solve_programs(JointProgram& joint, double started_s) {
     MilpOptions milp = milp_;
-    double improving_s = 0;
     while (true) {
-      report_.seconds = now_seconds() - started_s - improving_s;
+      report_.seconds = now_seconds() - started_s - improving_s_;
       milp.time_limit_s = milp_.time_limit_s - report_.seconds;
-      const double left_s = options_.time_limit_s - improving_s;
+      const double left_s = options_.time_limit_s - improving_s_;
       if (milp.time_limit_s <= 0 || left_s <= 0) return;
       const MilpResult result = solve_beside(joint.program(), milp);
       if (report_.programs++ == 0 && result.status != MilpResult::kInfeasible)
         report_.bound_s = std::max(report_.bound_s, joint.seconds(result.bound));
-      report_.seconds = now_seconds() - started_s - improving_s;
+      report_.seconds = now_seconds() - started_s - improving_s_;
       if (result.status == MilpResult::kInfeasible && has_plan()) report_.bound_s = expected_s();
       if (result.values.empty()) return;
       const Decisions decisions = joint.decisions(result.values);
       const double before_s = now_seconds();
       SolveOptions options = options_;
       options.time_limit_s = std::min(left_s, kPartOfImprovement * options_.time_limit_s);
-      if (const auto improved = improve(graph_, options, that_fit(joint, decisions)))
-        search_.offer(*improved);
-      improving_s += now_seconds() - before_s;
+      search_.offer(that_fit(joint, decisions));
+      if (const auto improved = improve(graph_, options, decisions)) search_.offer(*improved);
+      improving_s_ += now_seconds() - before_s;
       // Stop if the program expects no later solution to be faster than the best plan.
       if (is_closed() || (has_plan() && result.status == MilpResult::kOptimal &&
                           joint.seconds(result.objective) >= expected_s() * (1 - kBetter)))
@@ -180,6 +186,7 @@ class JointSearch {
   const Scheduler scheduler_;
   Search search_;
   JointReport report_;
+  double improving_s_ = 0;  // time in which plans from programs were improved
 };
 
 }  // namespace

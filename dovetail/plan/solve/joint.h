@@ -50,6 +50,7 @@ struct JointSolution {
 /// 2. The solver solves the integer program. Meanwhile, random changes are tried on the best plan.
 /// 3. `Scheduler` makes a plan from the solution. Its decisions are then improved (`improve`).
 /// 4. The program excludes the decisions of the solution, and the search goes on at step 2.
+/// 5. Random changes are tried in what is left of the time for step 3.
 ///
 /// For steps of many hundred nodes, no integer program is solved. Step 2 is then only random
 /// changes, while a linear program finds a bound. Steps 3 and 4 are left out.
