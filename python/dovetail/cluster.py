@@ -30,8 +30,8 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
 
     Args:
         n_clusters: number of centres.
-        init: ``"k-means++"``, ``"k-means-parallel"``, ``"random"``, ``"first"``, an array (n_clusters, n_features), or
-            a function ``init(X, n_clusters, random_state)`` that returns such an array.
+        init: ``"k-means++"``, ``"k-means-parallel"``, ``"random"``, ``"first"``, or an array (n_clusters, n_features).
+            A function ``init(X, n_clusters, random_state)`` may return such an array.
         n_init: runs from different initial centres; the run with the smallest inertia is kept. ``"auto"``: 10 runs for
             ``"random"`` and functions, else 1.
         max_iter: maximum number of iterations.
@@ -156,7 +156,9 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         place = _Place.of(X)
         centres = self._centres(place)
         pieces = [
-            torch.cdist(torch.from_numpy(place.shifted(X[i : i + _PIECE].astype(np.float64))), centres, compute_mode=_EXACT)
+            torch.cdist(
+                torch.from_numpy(place.shifted(X[i : i + _PIECE].astype(np.float64))), centres, compute_mode=_EXACT
+            )
             for i in range(0, len(X), _PIECE)
         ]
         return torch.cat(pieces).mul_(place.scale).numpy()
