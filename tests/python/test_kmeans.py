@@ -126,7 +126,7 @@ def test_refuses_by_name():
         dovetail.KMeans(3, init="best").fit(x)
     with pytest.raises(ValueError, match="'n_clusters' parameter of KMeans must be an int"):
         dovetail.KMeans(2.5).fit(x)
-    with pytest.raises(ValueError, match="initial centers .2, 10. does not match the number of clusters 3"):
+    with pytest.raises(ValueError, match=r"initial centers .2, 10. does not match the number of clusters 3"):
         dovetail.KMeans(3, init=np.zeros((2, 10))).fit(x)
     with pytest.raises(ValueError, match="does not go with batch_size"):
         dovetail.KMeans(3, empty="reseed", batch_size=10).fit(x)

@@ -16,10 +16,10 @@ finally:
 
 globals().update({name: value for name, value in vars(upstream).items() if not name.startswith("_")})
 
-# Tests that call none of dovetail.KMeans.
+# Tests without dovetail.KMeans, and what they test.
 OF_OTHERS = {
-    "mini_?batch": "tests MiniBatchKMeans",
-    "kmeans_plusplus|k_means_function|euclidean_distance|test_inertia|same_clustering|relocate_empty": "tests functions",
+    "mini_?batch": "MiniBatchKMeans",
+    "kmeans_plusplus|k_means_function|euclidean_distance|test_inertia|same_clustering|relocate_empty": "functions",
 }
 # Tests that must fail, and why.
 LEFT_OUT = {
