@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin, _fit_context
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -138,7 +138,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
                 f"Number of distinct clusters ({found}) found smaller than n_clusters ({self.n_clusters}). Possibly due"
                 " to duplicate points in X.",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=3,  # the caller of `fit`, beyond `_fit_context`
             )
         return self
 
@@ -181,7 +181,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
                 "Explicit initial center position passed: performing only one init in KMeans instead of"
                 f" n_init={self.n_init}.",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return 1 if given else self.n_init
 
@@ -205,8 +205,8 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     def _start(self, X, data, place: "_Place", seed: int, random) -> torch.Tensor:
         if isinstance(self.init, str):
             return torch.ops.dovetail.kmeans_init(data, self.n_clusters, self.init, seed)
-        given = self.init(X, self.n_clusters, random_state=random) if callable(self.init) else self.init
-        centres = np.array(given, dtype=np.float64)
+        given = self.init(X.copy(), self.n_clusters, random_state=random) if callable(self.init) else self.init
+        centres = check_array(given, dtype=np.float64, ensure_min_features=0)
         if centres.ndim != 2 or len(centres) != self.n_clusters:
             raise ValueError(
                 f"The shape of the initial centers {centres.shape} does not match the number of clusters"

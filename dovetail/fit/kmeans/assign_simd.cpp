@@ -165,7 +165,7 @@ HWY_INLINE void set_limits(const ClosestProblem& p, int64_t begin, int64_t count
     const DoubleVector norm =
         hn::PromoteTo(d, hn::MaskedLoad(hn::FirstN(half, rows), half, p.norm + begin + i));
     const DoubleVector square = hn::Mul(hn::Mul(norm, norm), hn::Set(d, 1 - 0x1p-20));
-    const auto value = hn::DemoteTo(half, hn::MulSub(closest, hn::Set(d, 1 + 0x1p-40), square));
+    const auto value = hn::DemoteTo(half, hn::MulSub(closest, hn::Set(d, 1 + 0x1p-30), square));
     const auto up = hn::MulAdd(hn::Abs(value), hn::Set(half, 0x1p-22f), hn::Set(half, 1e-37f));
     hn::StoreU(hn::Add(value, up), half, limit + i);
   }

@@ -40,11 +40,6 @@ HWY_INLINE DoubleVector widen(const float* from) {
   return hn::PromoteTo(DoubleTag(), hn::LoadU(HalfTag(), from));
 }
 HWY_INLINE DoubleVector widen(const double* from) { return hn::LoadU(DoubleTag(), from); }
-
-// Number of vectors with eight float64 in total. Float64 sums use eight lanes on every instruction
-// set, which are then added in one fixed order.
-constexpr int kWays = static_cast<int>(8 / kDoubles);
-
 /// Same for the first `count` elements; the other lanes are 0.
 HWY_INLINE DoubleVector widen(const float* from, size_t count) {
   const HalfTag d;
@@ -54,6 +49,10 @@ HWY_INLINE DoubleVector widen(const double* from, size_t count) {
   const DoubleTag d;
   return hn::MaskedLoad(hn::FirstN(d, count), d, from);
 }
+
+// Number of vectors with eight float64 in total. Float64 sums use eight lanes on every instruction
+// set, which are then added in one fixed order.
+constexpr int kWays = static_cast<int>(8 / kDoubles);
 
 /// Returns |x - point|^2 in float64; x and `point` have `dim` elements.
 template <class T>

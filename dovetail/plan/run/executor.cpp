@@ -608,6 +608,7 @@ int64_t Executor::resident_bytes() const {
 void Executor::release_scratch() {
   State& s = *state_;
   if (!s.device->fills_regions_on_write()) return;
+  if (s.guide) s.guide->release_held();  // tensors that a checked step of a replay still holds
   s.released_resident_bytes = resident_bytes();
   s.arena->drop_all_but(s.homes());
 }

@@ -73,7 +73,8 @@ class Executor {
   ///   more than once.
   Run run(const std::function<void()>& work, const CallChecks& checks, bool timed = true);
 
-  /// Returns the results of the most recent run (CapturedStep::results), valid until the next run.
+  /// Returns the results of the most recent run (CapturedStep::results), valid until the next run
+  /// or release_scratch.
   std::vector<at::Tensor> results() const;
   int64_t arena_bytes() const;
   /// Returns the maximum of Region::resident_bytes of the arena, now and before release_scratch.

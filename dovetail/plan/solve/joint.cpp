@@ -116,25 +116,26 @@ class JointSearch {
     report_.columns = joint.program().columns();
     report_.rows = joint.program().rows();
     if (has_plan()) start_from(joint, *search_.best());
-    solve_programs(joint, started_s);
+    const bool over = solve_programs(joint, started_s);
     const double until_s = now_seconds() + options_.time_limit_s - improving_s_;
-    if (has_plan() && !is_closed()) search_.anneal([&] { return now_seconds() > until_s; });
+    if (has_plan() && !over) search_.anneal([&] { return now_seconds() > until_s; });
   }
 
-  /// Solves the program, and others that exclude previous solutions.
-  void solve_programs(JointProgram& joint, double started_s) {
+  /// Solves the program, and others that exclude previous solutions. Returns true if the search is
+  /// over: no faster plan is expected. Returns false if the time is over.
+  bool solve_programs(JointProgram& joint, double started_s) {
     MilpOptions milp = milp_;
     while (true) {
       report_.seconds = now_seconds() - started_s - improving_s_;
       milp.time_limit_s = milp_.time_limit_s - report_.seconds;
       const double left_s = options_.time_limit_s - improving_s_;
-      if (milp.time_limit_s <= 0 || left_s <= 0) return;
+      if (milp.time_limit_s <= 0 || left_s <= 0) return false;
       const MilpResult result = solve_beside(joint.program(), milp);
       if (report_.programs++ == 0 && result.status != MilpResult::kInfeasible)
         report_.bound_s = std::max(report_.bound_s, joint.seconds(result.bound));
       report_.seconds = now_seconds() - started_s - improving_s_;
       if (result.status == MilpResult::kInfeasible && has_plan()) report_.bound_s = expected_s();
-      if (result.values.empty()) return;
+      if (result.values.empty()) return result.status == MilpResult::kInfeasible;
       const Decisions decisions = joint.decisions(result.values);
       const double before_s = now_seconds();
       SolveOptions options = options_;
@@ -145,7 +146,7 @@ class JointSearch {
       // Stop if the program expects no later solution to be faster than the best plan.
       if (is_closed() || (has_plan() && result.status == MilpResult::kOptimal &&
                           joint.seconds(result.objective) >= expected_s() * (1 - kBetter)))
-        return;
+        return true;
       joint.exclude(decisions);
       joint.program().start.reset();
       if (has_plan()) milp.cutoff = joint.objective(expected_s() * (1 - kBetter));
@@ -156,13 +157,13 @@ class JointSearch {
   /// to leave the device. Otherwise returns `decisions`.
   Decisions that_fit(const JointProgram& joint, const Decisions& decisions) const {
     Decisions out = decisions;
-    Misfit misfit;
-    while (!scheduler_.schedule(out, graph_.budget_bytes, &misfit)) {
+    while (true) {
+      Misfit misfit;
+      if (scheduler_.schedule(out, graph_.budget_bytes, &misfit)) return out;
       const int gap = misfit.bytes > 0 ? joint.left_out_at(misfit.node, out) : -1;
       if (gap < 0) return decisions;
       out.gaps[gap] = Keep::kHost;
     }
-    return out;
   }
 
   /// Solves the program in a process of its own. The search continues meanwhile.

@@ -68,10 +68,11 @@ class FoundAtOnce {
 };
 
 /// Returns the plan with the minimum memory among plans found at several budgets. These are
-/// - `enough_bytes`; the search ends as soon as a plan takes no more than that,
-/// - the floor itself,
 /// - descending budgets, down to the first without a plan,
-/// - budgets between this one and the last with a plan.
+/// - the floor, if all of these have a plan,
+/// - otherwise budgets between the first without a plan and the last with one.
+///
+/// The search ends as soon as a plan takes at most `enough_bytes`. The budgets do not depend on it.
 PlacedSolution smallest_placed(const Graph& graph, const SolveOptions& options,
                                int64_t enough_bytes) {
   constexpr int kDescending = 8, kBetween = 5;
@@ -90,23 +91,20 @@ PlacedSolution smallest_placed(const Graph& graph, const SolveOptions& options,
       const int64_t least_bytes = least ? least->bytes : std::numeric_limits<int64_t>::max();
       PlacedSolution made = found.with_places(std::move(plan), least_bytes);
       if (made.bytes < least_bytes) least = std::move(made);
+      if (is_enough()) break;
     }
     return true;
   };
-  if (enough_bytes > floor) visit(std::min(enough_bytes, all));
-  int64_t without = floor, with = all;
-  if (!is_enough() && visit(floor)) with = floor;
-  for (int i = 0; i < kDescending && with > floor && !is_enough(); ++i) {
+  int64_t with = all;
+  std::optional<int64_t> without;
+  for (int i = 0; i < kDescending && !without && !is_enough(); ++i) {
     const int64_t budget = floor + ((all - floor) >> i);
-    if (!visit(budget)) {
-      without = budget;
-      break;
-    }
-    with = budget;
+    (visit(budget) ? with : without.emplace()) = budget;
   }
-  for (int i = 0; i < kBetween && with > without && !is_enough(); ++i) {
-    const int64_t budget = without + (with - without) / 2;
-    (visit(budget) ? with : without) = budget;
+  if (!without && !is_enough() && !visit(floor)) without = floor;
+  for (int i = 0; i < kBetween && without && !is_enough(); ++i) {
+    const int64_t budget = *without + (with - *without) / 2;
+    (visit(budget) ? with : *without) = budget;
   }
   DOVETAIL_CHECK(least.has_value(), "no plan keeps everything within {} bytes", all);
   return std::move(*least);

@@ -251,6 +251,7 @@ std::optional<Validation> RecommenderTraining::evaluate_before(int64_t number) {
   const int64_t day = loader_->days().day_of(number - 1);
   if (day == 0 || loader_->days().first_step(day) != number - 1) return std::nullopt;
   const data::RowDay& rows = loader_->days().days()[static_cast<size_t>(day)];
+  if (memory_plan() != nullptr) memory_plan()->release_scratch();
   const int64_t limit = config().eval.max_rows;
   Validation found =
       validate_rows(limit > 0 ? std::min(limit, rows.num_rows) : rows.num_rows,
