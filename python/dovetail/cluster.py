@@ -128,11 +128,11 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             run = self._run(data, start, seed)
             if best is None or run[3] < best[3]:
                 best = run
-        centres, labels, _, inertia, self.n_iter_, _ = best
+        centres, labels, counts, inertia, self.n_iter_, _ = best
         self.cluster_centers_, self.labels_ = place.original(centres).numpy(), labels.numpy()
         self.inertia_ = inertia * place.scale * place.scale
         self._n_features_out = self.n_clusters
-        found = len(np.unique(self.labels_))
+        found = int(counts.count_nonzero())
         if found < self.n_clusters:
             warnings.warn(
                 f"Number of distinct clusters ({found}) found smaller than n_clusters ({self.n_clusters}). Possibly due"
@@ -207,7 +207,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             return torch.ops.dovetail.kmeans_init(data, self.n_clusters, self.init, seed)
         given = self.init(X.copy(), self.n_clusters, random_state=random) if callable(self.init) else self.init
         centres = check_array(given, dtype=np.float64, ensure_min_features=0)
-        if centres.ndim != 2 or len(centres) != self.n_clusters:
+        if len(centres) != self.n_clusters:
             raise ValueError(
                 f"The shape of the initial centers {centres.shape} does not match the number of clusters"
                 f" {self.n_clusters}."

@@ -66,7 +66,7 @@ class Needs {
     need.budget_bytes = plan::parse_budget(budget_, need.kept_bytes);
     need.floor_bytes = plan::floor_for_budget(graph, options_, need.budget_bytes).bytes;
     if (exact && need.floor_bytes <= need.budget_bytes)
-      need.floor_bytes = std::min(need.floor_bytes, plan::placed_floor_of(graph, options_).bytes);
+      need.floor_bytes = plan::placed_floor_of(graph, options_).bytes;
     return need;
   }
 

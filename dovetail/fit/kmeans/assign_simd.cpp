@@ -154,16 +154,15 @@ double SquaredDistances(const float* x, const double* centres, const int32_t* la
 // exceeds |x - c|^2 - |y|^2. The other distances are computed in float64.
 
 /// Sets limits for `count` rows from row `begin` on. A point whose score is at least limit[i] is no
-/// closer than closest[begin + i]. |y|^2 is bounded from below by norm, which is at
-/// most 1 + 2^-21 times |y|.
+/// closer than closest[begin + i]. |y|^2 is bounded from below by norm, which is at most 1 + 2^-21
+/// times |y|.
 HWY_INLINE void set_limits(const ClosestProblem& p, int64_t begin, int64_t count, float* limit) {
   const DoubleTag d;
   const HalfTag half;
   for (int64_t i = 0; i < count; i += kDoubles) {
     const auto rows = static_cast<size_t>(count - i);
-    const DoubleVector closest = hn::MaskedLoad(hn::FirstN(d, rows), d, p.closest + begin + i);
-    const DoubleVector norm =
-        hn::PromoteTo(d, hn::MaskedLoad(hn::FirstN(half, rows), half, p.norm + begin + i));
+    const DoubleVector closest = widen(p.closest + begin + i, rows),
+                       norm = widen(p.norm + begin + i, rows);
     const DoubleVector square = hn::Mul(hn::Mul(norm, norm), hn::Set(d, 1 - 0x1p-20));
     const auto value = hn::DemoteTo(half, hn::MulSub(closest, hn::Set(d, 1 + 0x1p-30), square));
     const auto up = hn::MulAdd(hn::Abs(value), hn::Set(half, 0x1p-22f), hn::Set(half, 1e-37f));
@@ -186,8 +185,9 @@ class Screen {
         centres_(assign_, /*as_rows=*/false),
         rows_(hwy::AllocateAligned<float>(static_cast<size_t>((p.dim + 2) * kTileColumns))) {}
 
-  /// Calls take(i, c) for each row begin + i of the tile and each point c that may be closer than
-  /// closest[begin + i]. Points are in ascending order for each row.
+  /// Calls take(i, c, square) for each row begin + i of the tile and each point c that may be
+  /// closer than closest[begin + i]. `square` is its squared distance. Points are in ascending
+  /// order for each row.
   template <class Take>
   HWY_INLINE void for_each_close(int64_t begin, int64_t count, const Take& take) {
     const ClosestProblem& p = problem_;
@@ -202,7 +202,9 @@ class Screen {
       for (int64_t i = 0; i < count && close >> i != 0; ++i) {
         if ((close >> i & 1) == 0) continue;
         for (int64_t k = 0; k < points; ++k)
-          if (!is_far(score[k * kTileColumns + i], limit[i])) take(i, c + k);
+          if (!is_far(score[k * kTileColumns + i], limit[i]))
+            take(i, c + k,
+                 squared_distance(p.x + (begin + i) * p.dim, p.points + (c + k) * p.dim, p.dim));
       }
     }
   }
@@ -265,12 +267,11 @@ void AddPotentials(const ClosestProblem& p, double* potentials) {
     const int64_t count = std::min(kTileColumns, p.rows - begin);
     const double* closest = p.closest + begin;
     uint64_t is_lowered = 0;
-    screen.for_each_close(begin, count, [&](int64_t i, int64_t c) HWY_ATTR {
+    screen.for_each_close(begin, count, [&](int64_t i, int64_t c, double square) HWY_ATTR {
       double* to = lowered.data() + i * width;
       if ((is_lowered >> i & 1) == 0) std::fill_n(to, width, closest[i]);
       is_lowered |= uint64_t{1} << i;
-      to[c] = std::min(closest[i],
-                       squared_distance(p.x + (begin + i) * p.dim, p.points + c * p.dim, p.dim));
+      to[c] = std::min(closest[i], square);
     });
     for (int64_t c = 0; c < width; c += kDoubles) {
       DoubleVector sum = hn::LoadU(d, sums.data() + c);
@@ -289,9 +290,8 @@ double IncludePoints(const ClosestProblem& p) {
   for (int64_t begin = 0; begin < p.rows; begin += kTileColumns) {
     const int64_t count = std::min(kTileColumns, p.rows - begin);
     double* closest = p.closest + begin;
-    screen.for_each_close(begin, count, [&](int64_t i, int64_t c) HWY_ATTR {
-      closest[i] = std::min(
-          closest[i], squared_distance(p.x + (begin + i) * p.dim, p.points + c * p.dim, p.dim));
+    screen.for_each_close(begin, count, [&](int64_t i, int64_t, double square) HWY_ATTR {
+      closest[i] = std::min(closest[i], square);
     });
     for (int64_t i = 0; i < count; ++i) sum += closest[i];
   }
