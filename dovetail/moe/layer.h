@@ -52,6 +52,7 @@ class Layer : public torch::nn::Module {
     int64_t dropped = 0;         ///< number of dropped choices of all experts
     int64_t choices() const { return std::accumulate(count.begin(), count.end(), int64_t{0}); }
   };
+  using torch::nn::Module::load;
   const Load& load() const { return load_; }
   /// Sets the load to zero. Call it at the beginning of a step.
   void reset_load() {

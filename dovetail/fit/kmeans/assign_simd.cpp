@@ -51,7 +51,8 @@ HWY_INLINE void add_columns(const float* x, int64_t dim, const int32_t* order, i
 template <class Body, int... kVectors>
 HWY_INLINE void with_vectors(int64_t count, const Body& body,
                              std::integer_sequence<int, kVectors...>) {
-  ((count == kVectors + 1 && (body(std::integral_constant<int, kVectors + 1>()), true)) || ...);
+  static_cast<void>((
+      (count == kVectors + 1 && (body(std::integral_constant<int, kVectors + 1>()), true)) || ...));
 }
 
 /// Adds the rows of one centre, in their order, to sums (D). Calls ask() once for each row.

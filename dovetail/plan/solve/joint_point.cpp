@@ -3,6 +3,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/plan/solve/joint_program.h"
+#include "dovetail/plan/solve/search.h"
 
 namespace dovetail::plan {
 namespace {
