@@ -109,7 +109,7 @@ std::array<double, 3> best_times(Sides& sides, const at::Tensor& centres, int ro
 }
 
 /// Reads all of its rows and does nothing else.
-jobs::Partial read_rows(const jobs::Parameters&, const jobs::Shard& shard) {
+jobs::Partial read_rows(const jobs::Parameters&, const jobs::Shards& shard) {
   using Vector [[gnu::vector_size(64)]] = float;
   const at::Tensor x = jobs::rows_of(shard, 0);
   const auto* from = x.const_data_ptr<float>();

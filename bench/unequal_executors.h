@@ -20,14 +20,14 @@ inline std::shared_ptr<jobs::Runtime> unequal_executors(const std::vector<bool>&
                                                         int64_t first = 0) {
   return std::make_shared<jobs::Runtime>(
       std::vector<jobs::ExecutorSpec>(slow.size()),
-      jobs::RuntimeOptions{.first_processor = first,
-                           .around = [slow, &factor](size_t executor, int64_t, const auto& work) {
-                             std::vector<jobs::ShardResult> results;
-                             results.push_back(work());
-                             for (int64_t i = 1; slow[executor] && i < factor; ++i)
-                               results[0] = work();
-                             return results;
-                           }});
+      jobs::RuntimeOptions{
+          .first_processor = first,
+          .around = [slow, &factor](size_t executor, const jobs::Block&, const auto& work) {
+            std::vector<jobs::ShardResult> results;
+            results.push_back(work());
+            for (int64_t i = 1; slow[executor] && i < factor; ++i) results[0] = work();
+            return results;
+          }});
 }
 
 /// Returns rows (N, columns) around `clouds` centres, in overlapping normal clouds.

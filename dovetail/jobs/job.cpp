@@ -44,39 +44,39 @@ std::string text_of(const at::Tensor& tensor, int64_t from) {
 
 }  // namespace
 
-Job::Job(const std::string& task, Parameters parameters, std::vector<Shard> shards, int64_t place)
-    : task_(task), parameters_(std::move(parameters)), shards_(std::move(shards)), place_(place) {
-  DOVETAIL_CHECK(!shards_.empty(), "task {} on no shards", task);
-  writes_ = find_task(task, shards_[0].location.type()).writes;
+Job::Job(const std::string& task, Parameters parameters, const Shards& shards, int64_t place)
+    : task_(task), parameters_(std::move(parameters)), shards_(shards), place_(place) {
+  DOVETAIL_CHECK(shards.size > 0, "task {} on no shards", task);
+  writes_ = find_task(task, shards_.location.type()).writes;
   for (at::Tensor& parameter : parameters_) parameter = parameter.clone();
-  data_ = rows_of(all_of(shards_));
-  whole_ = whole_tensors(shards_[0]);
+  data_ = rows_of(shards_);
+  whole_ = whole_tensors(shards_);
   for (const size_t index : writes_) written_.push_back(at::empty_like(data_[index]));
 }
 
 std::vector<BlockSum> Job::take() {
-  std::vector<BlockSum> blocks = sum_.take(place_, std::ssize(shards_));
-  for (size_t i = 0; i < written_.size(); ++i) put_rows(all_of(shards_), writes_[i], written_[i]);
+  std::vector<BlockSum> blocks = sum_.take(place_, shards_.count());
+  for (size_t i = 0; i < written_.size(); ++i) put_rows(shards_, writes_[i], written_[i]);
   return blocks;
 }
 
 std::vector<int64_t> Job::shard_rows() const {
-  std::vector<int64_t> rows;
-  for (const Shard& shard : shards_) rows.push_back(shard.size);
+  std::vector<int64_t> rows(static_cast<size_t>(shards_.count()), shards_.grain);
+  rows.back() = shards_.part(shards_.count() - 1, 1).size;
   return rows;
 }
 
-at::Tensor Job::narrow(const at::Tensor& all, int64_t index) const {
-  const Shard& shard = shards_.at(static_cast<size_t>(index));
-  return all.narrow(0, shard.begin - shards_[0].begin, shard.size);
+at::Tensor Job::narrow(const at::Tensor& all, int64_t first, int64_t count) const {
+  const Shards part = shards_.part(first, count);
+  return all.narrow(0, part.begin - shards_.begin, part.size);
 }
 
-ShardResult Job::compute(int64_t index, DeviceCopies& copies) const {
-  const c10::Device here = shards_[0].location, there = copies.device();
+ShardResult Job::compute(int64_t first, int64_t count, DeviceCopies& copies) const {
+  const c10::Device here = shards_.location, there = copies.device();
   std::vector<at::Tensor> rows, whole;
   Parameters parameters;
   for (size_t i = 0; i < data_.size(); ++i) {
-    const at::Tensor own = narrow(data_[i], index);
+    const at::Tensor own = narrow(data_[i], first, count);
     const bool is_written = std::ranges::find(writes_, i) != writes_.end();
     rows.push_back(is_written
                        ? own.to(there, own.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
@@ -84,35 +84,39 @@ ShardResult Job::compute(int64_t index, DeviceCopies& copies) const {
   }
   for (const at::Tensor& tensor : whole_) whole.push_back(copies.of(tensor));
   for (const at::Tensor& parameter : parameters_) parameters.push_back(copies.of(parameter));
-  Shard shard = shards_[static_cast<size_t>(index)];
-  const ResidentData copy(rows, shard.begin, std::move(whole));
-  shard.data = copy.id();
-  shard.location = there;
-  ShardResult result{.partial = find_task(task_, there.type()).run(parameters, shard), .rows = {}};
-  for (at::Tensor& tensor : result.partial.tensors) tensor = tensor.to(here);
+  Shards shards = shards_.part(first, count);
+  const ResidentData copy(rows, shards.begin, std::move(whole));
+  shards.data = copy.id();
+  shards.location = there;
+  ShardResult result{
+      .blocks = call_task(find_task(task_, there.type()), parameters, shards, place_ + first),
+      .rows = {}};
+  for (BlockSum& block : result.blocks)
+    for (at::Tensor& tensor : block.partial.tensors) tensor = tensor.to(here);
   for (const size_t written : writes_) result.rows.push_back(rows[written].to(here));
   return result;
 }
 
 uint64_t Job::digest(const ShardResult& result) {
-  const auto weight = std::bit_cast<uint64_t>(result.partial.weight);
-  return mix(mix(weight, digest_of(result.partial.tensors)), digest_of(result.rows));
+  uint64_t state = digest_of(result.rows);
+  for (const auto& [first, count, partial] : result.blocks)
+    state = mix(mix(state, std::bit_cast<uint64_t>(partial.weight)), digest_of(partial.tensors));
+  return state;
 }
 
-void Job::accept(int64_t index, ShardResult result) {
-  for (size_t i = 0; i < result.rows.size(); ++i) narrow(written_[i], index).copy_(result.rows[i]);
-  sum_.add({.first = place_ + index, .partial = std::move(result.partial)});
+void Job::accept(int64_t first, int64_t count, ShardResult result) {
+  for (size_t i = 0; i < result.rows.size(); ++i)
+    narrow(written_[i], first, count).copy_(result.rows[i]);
+  for (BlockSum& block : result.blocks) sum_.add(std::move(block));
 }
 
-std::string job_key(const std::string& task, const Parameters& parameters,
-                    const std::vector<Shard>& shards) {
+std::string job_key(const std::string& task, const Parameters& parameters, const Shards& shards) {
   std::string key = task;
   for (const at::Tensor& parameter : parameters) key += " " + text_of(parameter, 0);
   key += " on";
-  for (const at::Tensor& tensor : rows_of(shards.at(0))) key += " " + text_of(tensor, 1);
-  for (const at::Tensor& tensor : whole_tensors(shards[0])) key += " of " + text_of(tensor, 1);
-  return key +
-         fmt::format(", 2^{} rows", std::bit_width(static_cast<uint64_t>(all_of(shards).size)) - 1);
+  for (const at::Tensor& tensor : rows_of(shards)) key += " " + text_of(tensor, 1);
+  for (const at::Tensor& tensor : whole_tensors(shards)) key += " of " + text_of(tensor, 1);
+  return key + fmt::format(", 2^{} rows", std::bit_width(static_cast<uint64_t>(shards.size)) - 1);
 }
 
 uint64_t digest_of(const std::vector<at::Tensor>& tensors) {

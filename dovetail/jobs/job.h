@@ -9,16 +9,16 @@
 
 namespace dovetail::jobs {
 
-/// Result of a task on one shard. A shard is a range of rows of a ResidentData (jobs/shard.h).
+/// Result of a task on consecutive shards, ranges of rows of a ResidentData (jobs/shard.h).
 struct ShardResult {
-  Partial partial;  ///< sums that the task returned for this shard
-  /// New values of the shard's rows, one tensor for each tensor that the task writes
+  std::vector<BlockSum> blocks;  ///< sums over these shards, numbered as in the larger job
+  /// New values of their rows, one tensor for each tensor that the task writes
   /// (TaskVariant::writes).
   std::vector<at::Tensor> rows;
 };
 
-/// Execution of one task over consecutive shards. A task is a function registered under a name
-/// (register_task in jobs/task.h).
+/// Execution of one task over shards. A task is a function registered under a name (register_task
+/// in jobs/task.h).
 ///
 /// A shard may be computed several times, for example after a thread hung. A late thread may even
 /// finish after the job is over. So the job holds the parameters and data that it was started with,
@@ -27,20 +27,21 @@ struct ShardResult {
 /// `accept`. After all shards were accepted, `take` puts the accepted rows into the ResidentData.
 class Job {
  public:
-  /// `shards` must be consecutive and belong to one ResidentData. If the job is a part of a larger
-  /// job, `place` is the index of shards[0] among the larger job's shards. The functions below
-  /// number the shards of this job from 0. Copies the parameters.
-  Job(const std::string& task, Parameters parameters, std::vector<Shard> shards, int64_t place = 0);
+  /// If the job is a part of a larger job, `place` is the number of its first shard among the
+  /// larger job's shards. The functions below number the shards of this job from 0. Copies the
+  /// parameters.
+  Job(const std::string& task, Parameters parameters, const Shards& shards, int64_t place = 0);
 
-  /// Computes shard number `shard` on the device of `copies`, with the task's variant for that type
-  /// of device. Copies the result to the device of the job's data and returns it. All member
-  /// functions are thread-safe.
-  ShardResult compute(int64_t shard, DeviceCopies& copies) const;
+  int64_t place() const { return place_; }
+  /// Computes `count` shards from number `first` on, on the device of `copies`. Uses the task's
+  /// variant for that type of device. Copies the result to the device of the job's data and returns
+  /// it. All member functions are thread-safe.
+  ShardResult compute(int64_t first, int64_t count, DeviceCopies& copies) const;
   /// Returns a 64-bit hash of all bits of a result. Equal results have equal hashes.
   static uint64_t digest(const ShardResult& result);
-  /// Adds the partial of a shard to the job's sum and stores its rows. Must be called exactly once
-  /// per shard, with the one result that counts.
-  void accept(int64_t shard, ShardResult result);
+  /// Adds a result of `compute` to the job's sum and stores its rows. Each shard must be accepted
+  /// exactly once, with the one result that counts.
+  void accept(int64_t first, int64_t count, ShardResult result);
 
   /// Returns the sum of the partials of all shards, as blocks of a TreeSum (jobs/partial.h). Each
   /// shard must have been accepted. Puts the accepted rows into the ResidentData. Without this
@@ -50,13 +51,13 @@ class Job {
   std::vector<int64_t> shard_rows() const;
 
  private:
-  /// Returns the view of the shard's rows in `all`, a tensor with the rows of all shards.
-  at::Tensor narrow(const at::Tensor& all, int64_t shard) const;
+  /// Returns the view of the rows of some shards in `all`, a tensor with the rows of all shards.
+  at::Tensor narrow(const at::Tensor& all, int64_t first, int64_t count) const;
 
   std::string task_;
   std::vector<size_t> writes_;  ///< indices of the data's tensors that the task writes
   Parameters parameters_;
-  std::vector<Shard> shards_;
+  Shards shards_;
   int64_t place_;
   /// Rows of all shards at the start of the job, one view per tensor of the data. Never written.
   std::vector<at::Tensor> data_;
@@ -69,10 +70,8 @@ class Job {
 
 /// Returns a key under which measured speeds are stored. Jobs with similar time per row have equal
 /// keys. The key contains the task and floor(log2(number of rows)). It also contains the dtypes and
-/// sizes of the parameters and of a row. The shards must be consecutive and belong to one
-/// ResidentData.
-std::string job_key(const std::string& task, const Parameters& parameters,
-                    const std::vector<Shard>& shards);
+/// sizes of the parameters and of a row.
+std::string job_key(const std::string& task, const Parameters& parameters, const Shards& shards);
 
 /// Returns a 64-bit hash of all elements of the tensors, bit by bit, in order.
 uint64_t digest_of(const std::vector<at::Tensor>& tensors);

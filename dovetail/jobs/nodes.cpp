@@ -60,10 +60,11 @@ void append(std::string& bytes, const std::string& text) {
 /// The numbers are in this order:
 ///   - by_the_user, seconds, number of blocks, tensors per block,
 ///   - dtype, dim and sizes of each tensor, which all blocks share,
-///   - first, count and weight of each block.
+///   - first, count and weight of each block, and 1 if it has tensors.
 std::string pack(const Told& told) {
-  const std::vector<at::Tensor> shapes =
-      told.blocks.empty() ? std::vector<at::Tensor>() : told.blocks[0].partial.tensors;
+  std::vector<at::Tensor> shapes;
+  for (const BlockSum& block : told.blocks)
+    if (shapes.empty()) shapes = block.partial.tensors;
   std::string bytes;
   append(bytes, told.failure);
   append(bytes, told.help);
@@ -77,7 +78,8 @@ std::string pack(const Told& told) {
   }
   for (const BlockSum& block : told.blocks)
     for (const int64_t number :
-         {block.first, block.count, std::bit_cast<int64_t>(block.partial.weight)})
+         {block.first, block.count, std::bit_cast<int64_t>(block.partial.weight),
+          int64_t{!block.partial.tensors.empty()}})
       append(bytes, number);
   for (const BlockSum& block : told.blocks)
     for (const at::Tensor& tensor : block.partial.tensors) {
@@ -127,13 +129,13 @@ Told unpack(std::string_view bytes) {
     block.first = reader.number();
     block.count = reader.number();
     block.partial.weight = std::bit_cast<double>(reader.number());
+    if (reader.number() == 0) continue;
+    for (const auto& [type, sizes] : shapes)
+      block.partial.tensors.push_back(at::empty(sizes, type));
   }
   for (BlockSum& block : told.blocks)
-    for (const auto& [type, sizes] : shapes) {
-      const at::Tensor tensor = at::empty(sizes, type);
+    for (const at::Tensor& tensor : block.partial.tensors)
       std::memcpy(tensor.mutable_data_ptr(), reader.take(tensor.nbytes()).data(), tensor.nbytes());
-      block.partial.tensors.push_back(tensor);
-    }
   return told;
 }
 
@@ -196,18 +198,18 @@ class Nodes::Comparison {
 };
 
 Nodes::Comparison Nodes::compare(const std::string& task, const std::string& key,
-                                 const Parameters& parameters, const Shard& all, int64_t shards) {
-  uint64_t digest = digest_of(parameters) ^
-                    name_key(fmt::format("{}, {} shards of {} rows", key, shards, all.size));
-  if (known_.insert(all.data).second) digest ^= digest_of({rows_of(all, 0)});
+                                 const Parameters& parameters, const Shards& shards) {
+  uint64_t digest = digest_of(parameters) ^ name_key(fmt::format("{}, {} shards of {} rows", key,
+                                                                 shards.count(), shards.size));
+  if (known_.insert(shards.data).second) digest ^= digest_of({rows_of(shards, 0)});
   return Comparison(*group_, task, digest);
 }
 
 /// Computes this node's part of a job. Returns the message to the other nodes.
 std::string Nodes::compute(const std::string& task, const Parameters& parameters,
-                           const std::vector<Shard>& shards, const Bounds& bounds) {
+                           const Shards& shards, const Bounds& bounds) {
   const auto [begin, end] = range_of(bounds, static_cast<size_t>(group_->rank()));
-  const std::vector<Shard> mine(shards.begin() + begin, shards.begin() + end);
+  const Shards mine = shards.part(begin, end - begin);
   Told told;
   const double start = now_seconds();
   try {
@@ -245,19 +247,15 @@ Partial Nodes::merge(const std::string& task, Times& times, const Bounds& bounds
   return sum_of(sum.take(0, bounds.back()));
 }
 
-Partial Nodes::run(const std::string& task, const Parameters& parameters,
-                   const std::vector<Shard>& shards) {
-  DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", task);
+Partial Nodes::run(const std::string& task, const Parameters& parameters, const Shards& shards) {
+  DOVETAIL_CHECK(shards.size > 0, "task {} on no shards", task);
   const std::string key = job_key(task, parameters, shards);
-  const Shard all = all_of(shards);
-  Table& table = tables_[{all.size, std::ssize(shards)}];
-  const Bounds bounds = bounds_for(table, std::ssize(shards));
-  Comparison same = compare(task, key, parameters, all, std::ssize(shards));
+  Table& table = tables_[{shards.size, shards.count()}];
+  const Bounds bounds = bounds_for(table, shards.count());
+  Comparison same = compare(task, key, parameters, shards);
   Bounds rows;
-  for (const int64_t place : bounds)
-    rows.push_back(place < std::ssize(shards) ? shards[static_cast<size_t>(place)].begin - all.begin
-                                              : all.size);
-  bring_rows(all, rows, same);
+  for (const int64_t place : bounds) rows.push_back(std::min(place * shards.grain, shards.size));
+  bring_rows(shards, rows, same);
   for (auto& [other, times] : table.times) times.recent *= 0.9;
   Times& times = table.times[key];
   times.recent += 1;
@@ -268,14 +266,14 @@ Partial Nodes::run(const std::string& task, const Parameters& parameters,
   times.longest = std::ssize(*std::ranges::max_element(told, {}, &std::string::size));
   Partial sum = merge(task, times, bounds, told);
   for (size_t r = 0; r < reports_.size(); ++r) reports_[r].rows += size_of(range_of(rows, r));
-  for (const size_t index : find_task(task, all.location.type()).writes)
-    written_[{all.data, index}] = rows;
+  for (const size_t index : find_task(task, shards.location.type()).writes)
+    written_[{shards.data, index}] = rows;
   return sum;
 }
 
 /// Sends rows of tensor `index` between nodes, so that node r has all rows of to[r]. Before the
 /// call, their current values are on the nodes given by `from`.
-void Nodes::move_rows(const Shard& all, size_t index, const Bounds& from,
+void Nodes::move_rows(const Shards& all, size_t index, const Bounds& from,
                       const std::vector<Range>& to) {
   const auto me = static_cast<size_t>(group_->rank());
   const at::Tensor before = rows_of(all, index);
@@ -308,7 +306,7 @@ void Nodes::move_rows(const Shard& all, size_t index, const Bounds& from,
 }
 
 /// Brings to each node the rows within `bounds` of all tensors that tasks have written.
-void Nodes::bring_rows(const Shard& all, const Bounds& bounds, Comparison& same) {
+void Nodes::bring_rows(const Shards& all, const Bounds& bounds, Comparison& same) {
   std::vector<Range> to;
   for (size_t r = 0; r < reports_.size(); ++r) to.push_back(range_of(bounds, r));
   for (auto place = written_.lower_bound({all.data, 0});
@@ -322,7 +320,7 @@ void Nodes::bring_rows(const Shard& all, const Bounds& bounds, Comparison& same)
 
 at::Tensor Nodes::rows(const ResidentData& data, size_t index) {
   if (const auto place = written_.find({data.id(), index}); place != written_.end()) {
-    const Shard all = data.shards(data.tensor(index).size(0))[0];
+    const Shards all = data.shards(data.tensor(index).size(0));
     move_rows(all, index, place->second, std::vector<Range>(reports_.size(), {0, all.size}));
     written_.erase(place);
   }

@@ -51,8 +51,7 @@ class Nodes : public Workers {
   /// The nodes throw UserError if the task threw UserError, otherwise CommError. If nodes run
   /// different jobs or a node dies, throws a CommError that names these nodes. After an error, the
   /// rows that the task writes are undefined.
-  Partial run(const std::string& task, const Parameters& parameters,
-              const std::vector<Shard>& shards) override;
+  Partial run(const std::string& task, const Parameters& parameters, const Shards& shards) override;
   /// Returns tensor `index` of the data with all rows up to date. Nodes send each other the rows
   /// that they have written. All nodes call it together.
   at::Tensor rows(const ResidentData& data, size_t index) override;
@@ -89,15 +88,15 @@ class Nodes : public Workers {
 
   class Comparison;
   Comparison compare(const std::string& task, const std::string& key, const Parameters& parameters,
-                     const Shard& all, int64_t shards);
+                     const Shards& shards);
   Bounds bounds_for(Table& table, int64_t shards) const;
-  std::string compute(const std::string& task, const Parameters& parameters,
-                      const std::vector<Shard>& shards, const Bounds& bounds);
+  std::string compute(const std::string& task, const Parameters& parameters, const Shards& shards,
+                      const Bounds& bounds);
   Partial merge(const std::string& task, Times& times, const Bounds& bounds,
                 const std::vector<std::string>& sent);
-  void move_rows(const Shard& all, size_t index, const Bounds& from,
+  void move_rows(const Shards& all, size_t index, const Bounds& from,
                  const std::vector<std::pair<int64_t, int64_t>>& to);
-  void bring_rows(const Shard& all, const Bounds& bounds, Comparison& same);
+  void bring_rows(const Shards& all, const Bounds& bounds, Comparison& same);
 
   std::shared_ptr<comm::Group> group_;
   std::shared_ptr<Runtime> executors_;

@@ -10,7 +10,8 @@
 namespace dovetail::jobs {
 
 /// Additive result of a task (jobs/task.h) on a shard, a range of rows. It holds sums, never means:
-/// the caller adds the partials of all shards and then divides once by their weight.
+/// the caller adds the partials of all shards and then divides once by their weight. A partial
+/// without tensors is zero.
 struct Partial {
   std::vector<at::Tensor> tensors;  ///< sums; their meaning depends on the task
   double weight = 0;                ///< number of rows, samples or tokens in the sums
@@ -46,6 +47,39 @@ class TreeSum {
   std::mutex mutex_;
   /// Blocks whose sibling has not been added yet. The key is their first shard.
   std::map<int64_t, BlockSum> blocks_;
+};
+
+/// Block of shards, as in BlockSum.
+struct Block {
+  int64_t first = 0, count = 1;
+};
+/// Returns shards first to first + count - 1 as few blocks of at most `most` shards, ascending.
+/// `most` must be a power of two.
+std::vector<Block> blocks_of(int64_t first, int64_t count, int64_t most);
+
+/// Sum of arrays of float64 numbers along the tree of TreeSum, one array for each shard of a block.
+/// A task that gets a block of shards adds in this way what it has summed in each of them.
+class ArrayTree {
+ public:
+  explicit ArrayTree(int64_t size) : size_(size) {}
+
+  /// Returns an array of `size` zeros for the sums of the next shard. It is valid until the next
+  /// call. The array is aligned to 64 bytes.
+  double* next();
+  /// Returns the sum over all shards, (size) float64. Their number must be a power of two.
+  at::Tensor take();
+
+ private:
+  void close();
+
+  struct Level {
+    int64_t count;
+    at::Tensor sum;
+  };
+  int64_t size_;
+  bool open_ = false;             ///< true if the last level is the array that `next` returned
+  std::vector<Level> levels_;     ///< sums of earlier shards; each has more shards than the next
+  std::vector<at::Tensor> free_;  ///< arrays that are no longer needed
 };
 
 /// Returns the sum of all blocks, added from left to right. The blocks must be consecutive, begin

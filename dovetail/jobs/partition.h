@@ -7,14 +7,16 @@
 
 namespace dovetail::jobs {
 
-/// Cost model of a device (CPU threads, a GPU, or a whole node): s rows take start_s + row_s * s
-/// seconds if s > 0, and 0 seconds if s = 0.
+/// Cost model of a device: CPU threads, a GPU, or a whole node. It computes `slots` grains at a
+/// time. So n > 0 grains of g rows take start_s + row_s * g * slots * ceil(n / slots) seconds.
 struct DeviceCost {
   double start_s = 0;  ///< fixed seconds, including the transfer of the result (partial)
-  double row_s = 0;    ///< seconds per row, including its transfer to the device; above 0
+  /// Seconds per row with all slots busy, including its transfer to the device; above 0.
+  double row_s = 0;
   /// Maximum number of rows that fit into its memory.
   int64_t max_rows = std::numeric_limits<int64_t>::max();
   int64_t min_rows = 0;  ///< minimum number of rows that it gets; a multiple of the grain
+  int64_t slots = 1;     ///< grains that it computes at the same time; at least 1
 };
 
 /// Division of rows among devices. Rows are handed out in grains (blocks) of a fixed number of
@@ -34,16 +36,17 @@ struct Partition {
 ///    row_s * min_rows. The device's share is (T - a) / b. The sums cover only the devices with a
 ///    positive share.
 /// 3. Shares that would exceed max_rows are cut to max_rows. Step 2 is repeated for the remainder.
-/// 4. Shares are rounded down to whole grains.
+/// 4. Shares are rounded down to as many grains as the device has done at time T.
 /// 5. Each remaining grain goes to the device that would finish it earliest.
 ///
-/// No other division into whole grains is faster. For two devices with start_s = 0 and no limits,
-/// the shares are in the ratio of their speeds. For CPU and GPU, this is the acceleration ratio.
+/// No other division into whole grains is faster. For two devices with start_s = 0, one slot and no
+/// limits, the shares are in the ratio of their speeds. For CPU and GPU, this is the acceleration
+/// ratio.
 ///
 /// Throws UserError if the devices' max_rows sum to less than `rows`. Throws InternalError for any
 /// of these:
 ///   - costs that are not finite, a row_s that is not positive, a negative start_s,
-///   - a grain below 1,
+///   - a grain or a number of slots below 1,
 ///   - min_rows that are not whole grains, above max_rows, or together above `rows`.
 Partition partition(int64_t rows, std::span<const DeviceCost> devices, int64_t grain);
 

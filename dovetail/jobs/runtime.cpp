@@ -13,6 +13,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -88,11 +89,12 @@ struct Runtime::State {
   ~State();
   void work(size_t executor, int64_t slot, std::optional<int> processor);
   void work_on(const std::shared_ptr<Job>& job, const Lease& lease);
-  bool compute(const std::shared_ptr<Job>& job, const Lease& lease, int64_t shard);
-  std::vector<ShardResult> results_of(const Job& job, const Lease& lease, int64_t shard);
-  void deliver(const std::shared_ptr<Job>& job, const Lease& lease, int64_t shard,
+  std::vector<Block> calls_of(const Job& job, const Lease& lease) const;
+  bool compute(const std::shared_ptr<Job>& job, const Lease& lease, const Block& block);
+  std::vector<ShardResult> results_of(const Job& job, const Lease& lease, const Block& block);
+  void deliver(const std::shared_ptr<Job>& job, const Lease& lease, const Block& block,
                std::vector<ShardResult> results);
-  std::vector<std::pair<int64_t, ShardResult>> take_counted();
+  std::vector<std::pair<Block, ShardResult>> take_counted();
   bool accept(std::unique_lock<std::mutex>& lock);
   bool is_over() const { return accepting == 0 && (error || accepted == std::ssize(shard_rows)); }
   void end_with(std::exception_ptr what);
@@ -112,7 +114,7 @@ struct Runtime::State {
   std::map<std::string, Scheduler> schedulers;  ///< by job_key
   std::shared_ptr<Job> job;                     ///< current job; null between jobs
   Scheduler* scheduler = nullptr;               ///< scheduler of the current job
-  /// Results by shard and executor, while no result of the shard counts yet.
+  /// Results by first shard and executor, while no result of the shards counts yet.
   std::map<std::pair<int64_t, size_t>, ShardResult> delivered;
   std::vector<int64_t> shard_rows;
   /// Number of accepted shards, and of threads in `accept`, for which the driver waits.
@@ -210,14 +212,26 @@ void Runtime::State::end_with(std::exception_ptr what) {
 }
 
 void Runtime::State::work_on(const std::shared_ptr<Job>& current, const Lease& lease) {
-  for (int64_t i = 0; i < lease.count; ++i)
-    if (!compute(current, lease, lease.begin + i)) return;
+  for (const Block& block : calls_of(*current, lease))
+    if (!compute(current, lease, block)) return;
+}
+
+/// Returns the pieces of a lease that are computed in one call each. Verified shards are compared
+/// one by one.
+std::vector<Block> Runtime::State::calls_of(const Job& current, const Lease& lease) const {
+  const int64_t most = options.scheduling.verify_every > 0 ? 1 : kCallShards;
+  if (most > 1 && !executors[lease.device].device.is_cpu()) return {{lease.begin, lease.count}};
+  std::vector<Block> calls = blocks_of(current.place() + lease.begin, lease.count, most);
+  for (Block& call : calls) call.first -= current.place();
+  return calls;
 }
 
 std::vector<ShardResult> Runtime::State::results_of(const Job& current, const Lease& lease,
-                                                    int64_t shard) {
-  const auto compute = [&] { return current.compute(shard, copies[lease.device]); };
-  if (options.around) return options.around(lease.device, shard, compute);
+                                                    const Block& block) {
+  const auto compute = [&] {
+    return current.compute(block.first, block.count, copies[lease.device]);
+  };
+  if (options.around) return options.around(lease.device, block, compute);
   std::vector<ShardResult> results;
   results.push_back(compute());
   return results;
@@ -225,11 +239,11 @@ std::vector<ShardResult> Runtime::State::results_of(const Job& current, const Le
 
 /// Returns false if the rest of the lease is no longer needed.
 bool Runtime::State::compute(const std::shared_ptr<Job>& current, const Lease& lease,
-                             int64_t shard) {
+                             const Block& block) {
   std::exception_ptr thrown;
   std::string reason;
   try {
-    deliver(current, lease, shard, results_of(*current, lease, shard));
+    deliver(current, lease, block, results_of(*current, lease, block));
   } catch (const std::exception& exception) {
     thrown = std::current_exception();
     reason = exception.what();
@@ -239,7 +253,7 @@ bool Runtime::State::compute(const std::shared_ptr<Job>& current, const Lease& l
   if (!thrown) return true;
   log_info("hybrid: {} failed: {}", reports[lease.device].name, reason);
   try {
-    if (!scheduler->fail(lease, shard, reason)) end_with(thrown);
+    if (!scheduler->fail(lease, block.first, block.count, reason)) end_with(thrown);
   } catch (...) {
     end_with(std::current_exception());
   }
@@ -247,8 +261,8 @@ bool Runtime::State::compute(const std::shared_ptr<Job>& current, const Lease& l
   return false;
 }
 
-void Runtime::State::deliver(const std::shared_ptr<Job>& current, const Lease& lease, int64_t shard,
-                             std::vector<ShardResult> results) {
+void Runtime::State::deliver(const std::shared_ptr<Job>& current, const Lease& lease,
+                             const Block& block, std::vector<ShardResult> results) {
   std::vector<uint64_t> digests;
   if (options.scheduling.verify_every > 0)
     for (const ShardResult& result : results) digests.push_back(Job::digest(result));
@@ -257,8 +271,8 @@ void Runtime::State::deliver(const std::shared_ptr<Job>& current, const Lease& l
     std::unique_lock lock(mutex);
     if (current != job) return;
     try {
-      delivered.emplace(std::pair(shard, lease.device), std::move(results[i]));
-      scheduler->deliver(lease, shard, now_seconds(), digests[i]);
+      if (scheduler->deliver(lease, block.first, block.count, now_seconds(), digests[i]))
+        delivered.emplace(std::pair(block.first, lease.device), std::move(results[i]));
       accept(lock);
     } catch (...) {
       end_with(std::current_exception());
@@ -268,12 +282,13 @@ void Runtime::State::deliver(const std::shared_ptr<Job>& current, const Lease& l
 
 /// Returns the results that have started to count, and drops other results of the same shards. Must
 /// hold the lock.
-std::vector<std::pair<int64_t, ShardResult>> Runtime::State::take_counted() {
-  std::vector<std::pair<int64_t, ShardResult>> results;
-  for (const auto& [shard, device] : scheduler->take_counted()) {
-    results.emplace_back(shard, std::move(delivered.at({shard, device})));
-    delivered.erase(delivered.lower_bound({shard, 0}), delivered.lower_bound({shard + 1, 0}));
-    reports[device].rows += shard_rows[static_cast<size_t>(shard)];
+std::vector<std::pair<Block, ShardResult>> Runtime::State::take_counted() {
+  std::vector<std::pair<Block, ShardResult>> results;
+  for (const auto& [begin, count, device] : scheduler->take_counted()) {
+    results.emplace_back(Block{begin, count}, std::move(delivered.at({begin, device})));
+    delivered.erase(delivered.lower_bound({begin, 0}), delivered.lower_bound({begin + count, 0}));
+    const auto first = shard_rows.begin() + begin;
+    reports[device].rows += std::accumulate(first, first + count, int64_t{0});
   }
   return results;
 }
@@ -287,13 +302,13 @@ bool Runtime::State::accept(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   std::exception_ptr thrown;
   try {
-    for (auto& [shard, result] : results) job->accept(shard, std::move(result));
+    for (auto& [block, result] : results) job->accept(block.first, block.count, std::move(result));
   } catch (...) {
     thrown = std::current_exception();
   }
   lock.lock();
   --accepting;
-  accepted += std::ssize(results);
+  for (const auto& [block, result] : results) accepted += block.count;
   if (thrown) end_with(thrown);
   if (is_over()) finished.notify_one();
   changed.notify_all();
@@ -331,15 +346,14 @@ void Runtime::State::drive(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-Partial Runtime::run(const std::string& task, const Parameters& parameters,
-                     const std::vector<Shard>& shards) {
-  DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", task);
+Partial Runtime::run(const std::string& task, const Parameters& parameters, const Shards& shards) {
+  DOVETAIL_CHECK(shards.size > 0, "task {} on no shards", task);
   return sum_of(run_blocks(task, parameters, shards, 0));
 }
 
 std::vector<BlockSum> Runtime::run_blocks(const std::string& task, const Parameters& parameters,
-                                          const std::vector<Shard>& shards, int64_t place) {
-  if (shards.empty()) return {};
+                                          const Shards& shards, int64_t place) {
+  if (shards.size == 0) return {};
   State& s = *state_;
   for (const ExecutorSpec& executor : s.executors) find_task(task, executor.device.type());
   const auto job = std::make_shared<Job>(task, parameters, shards, place);

@@ -18,8 +18,9 @@
 namespace dovetail::jobs {
 
 /// Description of an executor, a part of this machine that computes shards (ranges of rows). It is
-/// either a group of CPU threads or one GPU. Each thread of a CPU group computes one shard at a
-/// time. A GPU is fed by one host thread.
+/// either a group of CPU threads or one GPU. Each thread of a CPU group computes at most
+/// kCallShards shards at a time. A GPU is fed by one host thread, with all shards of a lease at
+/// once.
 struct ExecutorSpec {
   c10::Device device = c10::kCPU;
   int64_t threads = 1;  ///< number of host threads; 1 for a GPU
@@ -32,11 +33,11 @@ struct ExecutorSpec {
 /// Throws UserError for any other text.
 std::vector<ExecutorSpec> parse_executors(std::string_view text);
 
-/// Hook called in place of the computation of shard number `shard` by executor number `executor`.
-/// work() computes the shard. The hook may call work() any number of times, return its results
+/// Hook called in place of the computation of a block of shards by executor number `executor`.
+/// work() computes the block. The hook may call work() any number of times, return its results
 /// after any delay, or throw. Tests inject faults and benchmarks inject unequal speeds with it.
-using AroundShard = std::function<std::vector<ShardResult>(
-    size_t executor, int64_t shard, const std::function<ShardResult()>& work)>;
+using AroundBlock = std::function<std::vector<ShardResult>(
+    size_t executor, const Block& shards, const std::function<ShardResult()>& work)>;
 
 struct RuntimeOptions {
   SchedulerOptions scheduling = {};
@@ -49,7 +50,7 @@ struct RuntimeOptions {
   /// Folder in which save_speeds() stores measured speeds for later processes (SpeedStore). Empty:
   /// speeds are not stored.
   std::filesystem::path speeds = {};
-  AroundShard around = {};  ///< hook for tests and benchmarks; empty: none
+  AroundBlock around = {};  ///< hook for tests and benchmarks; empty: none
 };
 
 /// Executors of unequal speed on one machine that compute each job together. A job is one call of
@@ -75,18 +76,16 @@ class Runtime : public Workers {
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  /// Returns the sum of the task's partials over consecutive shards of one ResidentData. One call
-  /// at a time.
+  /// Returns the sum of the task's partials over the shards. One call at a time.
   ///
   /// If the task throws SchedulerOptions::max_attempts times on one shard, rethrows its last
   /// exception. The runtime can then be used again. Throws DevicesLost if no executor works any
   /// more. Its message tells for each executor why it failed.
-  Partial run(const std::string& task, const Parameters& parameters,
-              const std::vector<Shard>& shards) override;
-  /// Like `run`, for a part of a larger job: `place` is the number of shards[0] among the larger
-  /// job's shards. Returns the sum over `shards`, as blocks of the larger job's TreeSum.
+  Partial run(const std::string& task, const Parameters& parameters, const Shards& shards) override;
+  /// Like `run`, for a part of a larger job: `place` is the number of the first shard among the
+  /// larger job's shards. Returns the sum over `shards`, as blocks of the larger job's TreeSum.
   std::vector<BlockSum> run_blocks(const std::string& task, const Parameters& parameters,
-                                   const std::vector<Shard>& shards, int64_t place);
+                                   const Shards& shards, int64_t place);
   at::Tensor rows(const ResidentData& data, size_t index) override { return data.tensor(index); }
 
   /// Work of one executor since the construction of the runtime.

@@ -54,7 +54,7 @@ void Scheduler::begin(const std::vector<int64_t>& shard_rows, double now_s) {
   for (size_t d = 0; d < shares.size(); ++d) {
     DeviceState& device = s.devices[d];
     device.share = shares[d];
-    device.rows = 0;
+    device.rows = device.probes = 0;
     device.own = {next, next + shares[d]};
     next += shares[d];
   }
@@ -100,39 +100,43 @@ std::optional<Lease> Scheduler::next(size_t d, int64_t slot, double now_s) {
   return s.lease(d, slot, *shards, now_s);
 }
 
-void Scheduler::deliver(const Lease& lease, int64_t shard, double now_s, uint64_t digest) {
+bool Scheduler::deliver(const Lease& lease, int64_t begin, int64_t count, double now_s,
+                        uint64_t digest) {
   State& s = *state_;
   DeviceState& device = s.devices.at(lease.device);
-  DOVETAIL_CHECK(shard >= lease.begin && shard < lease.begin + lease.count,
-                 "shard {} is not in the lease", shard);
+  DOVETAIL_CHECK(count > 0 && begin >= lease.begin && begin + count <= lease.begin + lease.count,
+                 "shards [{}, {}) are not in the lease", begin, begin + count);
   if (const auto open = s.leases.find(lease.id); open != s.leases.end()) {
-    open->second.came[static_cast<size_t>(shard - lease.begin)] = true;
+    std::fill_n(open->second.came.begin() + (begin - lease.begin), count, true);
     if (std::ranges::all_of(open->second.came, std::identity())) {
       const double seconds = now_s - open->second.since_s;
       if (seconds > 0) device.times.push_back({open->second.rows, seconds});
       s.end_lease(open);
     }
   }
-  if (device.left_out) return;
+  if (device.left_out) return false;
   device.misses = 0;
-  if (lease.iteration != s.iteration) return;
-  const ShardBook::Result result = s.book.deliver(shard, lease.device, digest);
-  if (result.outcome == ShardBook::Outcome::kCounts) s.counted.push_back({shard, result.device});
+  if (lease.iteration != s.iteration) return false;
+  const ShardBook::Result result = s.book.deliver(begin, count, lease.device, digest);
+  if (result.outcome == ShardBook::Outcome::kCounts)
+    s.counted.push_back({begin, count, result.device});
   for (const size_t wrong : result.wrong)
     s.leave_out(wrong,
-                fmt::format("its result of shard {} is not the one that two others have", shard));
-  if (result.outcome == ShardBook::Outcome::kOpen) s.checks.push_back(shard);
+                fmt::format("its result of shard {} is not the one that two others have", begin));
+  if (result.outcome == ShardBook::Outcome::kOpen) s.checks.push_back(begin);
   s.settle_checks();
+  return result.outcome != ShardBook::Outcome::kDropped;
 }
 
-bool Scheduler::fail(const Lease& lease, int64_t shard, const std::string& reason) {
+bool Scheduler::fail(const Lease& lease, int64_t begin, int64_t count, const std::string& reason) {
   State& s = *state_;
   if (const auto open = s.leases.find(lease.id); open != s.leases.end()) {
     s.open_rest(open->second);
     s.end_lease(open);
   }
   if (lease.iteration != s.iteration || s.devices.at(lease.device).left_out) return true;
-  if (!s.book.done(shard) && s.book.failed(shard, lease.device) >= s.options.max_attempts)
+  if (count == 1 && !s.book.done(begin) &&
+      s.book.failed(begin, lease.device) >= s.options.max_attempts)
     return false;
   s.miss(lease.device, reason);
   return true;
@@ -189,7 +193,7 @@ void Scheduler::State::settle_checks() {
     if (possible) continue;
     size_t device = 0;
     if (book.accept_unverified(shard, device)) {
-      counted.push_back({shard, device});
+      counted.push_back({shard, 1, device});
       continue;
     }
     std::vector<std::string> names;

@@ -90,11 +90,13 @@ class DevicesLost : public std::runtime_error {
 /// Protocol for the caller:
 /// 1. Call `begin` to start an iteration.
 /// 2. Call `next` for each free slot.
-/// 3. Call `deliver` for each computed shard of a lease. If a shard throws, call `fail`, which ends
-///    the lease.
+/// 3. Call `deliver` for computed shards of a lease, one or several at a time. If a shard throws,
+///    call `fail`, which ends the lease.
 /// 4. Call `expire` at the time that the previous `expire` returned. If `next` has since returned a
 ///    lease with an earlier deadline, call `expire` at that deadline.
-/// 5. After each `deliver`, `fail` and `expire`, call `next` again for slots without a lease.
+/// 5. After each `deliver`, `fail` and `expire`, call `next` again for slots without a lease. Do
+/// the
+///    same after a `next` of a slot that still held a lease.
 ///
 /// A shard may be delivered several times, but exactly one delivery counts. `take_counted` tells
 /// from which device. The scheduler ignores later deliveries of the shard.
@@ -103,14 +105,20 @@ class DevicesLost : public std::runtime_error {
 /// next, only the boundaries between them move. If a lease fails, expires or is given up, its
 /// shards without a result are opened: any device may take them. Open shards are handed out before
 /// all other shards. A device gets a shard on which it failed only if no other device can take that
-/// shard. While the speed of any device is unknown, all slots get equal shares. Devices without
-/// work then take shards from other devices, even under kAffine.
+/// shard. While the speed of any device is unknown, all slots get equal shares. But a device of
+/// unknown speed gets at least one shard. If there are fewer shards than devices, they get one in
+/// turns. Devices without work then take shards from other devices, even under kAffine.
 ///
 /// Number of shards in a lease:
 /// - It is the smallest number for which start_s <= kStartPart * row_s * (rows of the lease). Here
 ///   start_s and row_s are the device's Speed (jobs/speed.h).
-/// - It is limited to P times the device's remaining share, divided by the number of slots. P is
-///   kBigPart under kStealing, otherwise 1. So leases become small towards the end of the share.
+/// - While start_s is unknown, each lease of a slot has twice the shards of its previous one. The
+///   first has one shard. None has more than half of the slot's part of the remaining share.
+/// - It is at most the device's remaining share, divided by the number of slots. So a device whose
+///   start is long takes its share at once, and other leases become small towards its end.
+///
+/// A device that steals takes half of the number of shards with which both would end together, but
+/// at least one.
 ///
 /// Any call may throw DevicesLost.
 class Scheduler {
@@ -130,27 +138,30 @@ class Scheduler {
   /// If the slot still holds a lease, that lease is given up.
   std::optional<Lease> next(size_t device, int64_t slot, double now_s);
 
-  /// Records that `shard` of the lease has been computed. `digest` is a hash of all bits of the
-  /// result. It is compared between devices if the shard is verified (verify_every).
-  void deliver(const Lease& lease, int64_t shard, double now_s, uint64_t digest = 0);
+  /// Records that `count` shards of the lease from `begin` on have been computed in one piece. The
+  /// result counts for all of them or for none. `digest` is a hash of all bits of the result. It is
+  /// compared between devices if a shard is verified (verify_every); such a shard is delivered
+  /// alone. Returns false if the result does not count and never will.
+  bool deliver(const Lease& lease, int64_t begin, int64_t count, double now_s, uint64_t digest = 0);
 
-  /// Records that computing `shard` threw, and ends the lease. `reason` is the text of the
-  /// exception. Returns false if the shard has now thrown max_attempts times. The caller should
-  /// then end the job with the exception.
-  bool fail(const Lease& lease, int64_t shard, const std::string& reason);
+  /// Records that computing `count` shards of the lease from `begin` on threw, and ends the lease.
+  /// `reason` is the text of the exception. Returns false if a shard has now thrown max_attempts
+  /// times, counting only times that it was computed alone. The caller should then end the job with
+  /// the exception.
+  bool fail(const Lease& lease, int64_t begin, int64_t count, const std::string& reason);
 
   /// Ends leases whose deadline has passed and opens their shards without a result to all devices.
   /// Also opens the share of a device that does not ask for leases in time. Returns the time at
   /// which to call it next, infinity if never.
   double expire(double now_s);
 
-  /// Device whose result counts for a shard.
+  /// Device whose result counts for `count` shards from `begin` on.
   struct Counted {
-    int64_t shard;
+    int64_t begin, count;
     size_t device;
   };
-  /// Returns the shards that got their counting result since the previous call. Each shard is
-  /// returned once per iteration.
+  /// Returns the shards that got their counting result since the previous call, in the pieces that
+  /// were delivered. Each shard is returned once per iteration.
   std::vector<Counted> take_counted();
   /// Returns true if two devices must compute the shard in this iteration (verify_every).
   bool is_verified(int64_t shard) const;
@@ -168,7 +179,7 @@ class Scheduler {
   /// Returns the measured times of the device's leases in iterations before the current one.
   const SpeedHistory& history(size_t device) const;
 
-  static constexpr double kStartPart = 0.02, kBigPart = 0.9;
+  static constexpr double kStartPart = 0.02;
 
  private:
   struct State;

@@ -1,8 +1,6 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 
-#include "dovetail/jobs/partition.h"
 #include "dovetail/jobs/scheduler_state.h"
 
 namespace dovetail::jobs {
@@ -11,9 +9,6 @@ namespace {
 /// Maximum lease times per iteration that go into the history. SpeedHistory needs this many to
 /// detect a changed machine.
 constexpr size_t kTimesKept = SpeedHistory::kChanged;
-/// Lease sizes while the speed of a device is unknown. They differ, so that the fit can separate
-/// start and slope.
-constexpr std::array<int64_t, 3> kProbes = {1, 2, 4};
 
 }  // namespace
 
@@ -29,14 +24,15 @@ std::optional<double> DeviceState::expected_s(int64_t num_rows) const {
          static_cast<double>(times.back().rows);
 }
 
-/// Adds some times of the previous iteration to the histories, evenly spaced. A history takes
-/// equally long for each time, however short the lease was.
+/// Adds some times of the previous iteration to the histories, from the shortest lease to the
+/// longest. A history takes equally long for each time, however short the lease was.
 void Scheduler::State::learn() {
   for (DeviceState& device : devices) {
-    const size_t kept = std::min(kTimesKept, device.times.size());
-    for (size_t i = 1; i <= kept; ++i) {
-      const LeaseTime& time = device.times[i * device.times.size() / kept - 1];
-      device.given.history.add(time.rows, time.seconds);
+    std::ranges::stable_sort(device.times, {}, &LeaseTime::rows);
+    const size_t count = device.times.size(), kept = std::min(kTimesKept, count);
+    for (size_t i = 0; i < kept; ++i) {
+      const size_t place = kept == 1 ? 0 : i * (count - 1) / (kept - 1);
+      device.given.history.add(device.times[place].rows, device.times[place].seconds);
     }
     device.times.clear();
   }
@@ -48,6 +44,20 @@ bool Scheduler::State::knows_all() const {
   });
 }
 
+/// Asks for at least one shard for each device of unknown speed. If there are fewer shards, other
+/// devices get one in the next iteration.
+void Scheduler::State::ask_for_probes(std::vector<DeviceCost>& costs,
+                                      const std::vector<size_t>& which) const {
+  int64_t left = book.rows(0, book.size()) / book.rows(0, 1);
+  for (size_t i = 0; i < which.size() && left > 0; ++i) {
+    const size_t turn = (i + static_cast<size_t>(iteration - 1)) % which.size();
+    if (devices[which[turn]].given.history.speed() || costs[turn].max_rows < book.rows(0, 1))
+      continue;
+    costs[turn].min_rows = book.rows(0, 1);
+    --left;
+  }
+}
+
 /// Returns the number of shards of each device.
 std::vector<int64_t> Scheduler::State::divide() const {
   const int64_t rows = book.rows(0, book.size()), grain = book.rows(0, 1);
@@ -55,8 +65,9 @@ std::vector<int64_t> Scheduler::State::divide() const {
   std::vector<size_t> which;
   std::vector<int64_t> before;
   for (size_t d = 0; d < devices.size(); ++d) {
-    const auto slots = static_cast<double>(devices[d].usable_slots());
-    if (slots == 0) continue;
+    const int64_t usable = devices[d].usable_slots();
+    const auto slots = static_cast<double>(usable);
+    if (usable == 0) continue;
     which.push_back(d);
     before.push_back(devices[d].share);
     DeviceCost cost{.row_s = 1 / slots, .max_rows = devices[d].given.max_rows};
@@ -64,13 +75,21 @@ std::vector<int64_t> Scheduler::State::divide() const {
       cost.row_s = 1 / devices[d].given.ratio;
     } else if (knows_all()) {
       const Speed speed = *devices[d].given.history.speed();
-      cost = {.start_s = speed.start_s, .row_s = speed.row_s / slots, .max_rows = cost.max_rows};
+      cost = {.start_s = speed.start_s,
+              .row_s = speed.row_s / slots,
+              .max_rows = cost.max_rows,
+              .slots = usable};
     }
     costs.push_back(cost);
   }
   std::vector<int64_t> shares(devices.size(), 0);
   if (which.empty()) return shares;
-  const std::vector<int64_t> moved = move_shares(before, rows, costs, grain, options.hysteresis);
+  double hysteresis = options.hysteresis;
+  if (options.policy != SharePolicy::kStatic && !knows_all()) {
+    ask_for_probes(costs, which);
+    hysteresis = -1;  // takes new shares in any case
+  }
+  const std::vector<int64_t> moved = move_shares(before, rows, costs, grain, hysteresis);
   for (size_t i = 0; i < which.size(); ++i) shares[which[i]] = moved[i];
   return shares;
 }
@@ -89,16 +108,18 @@ double Scheduler::State::left_s(size_t d, double now_s) const {
 }
 
 int64_t Scheduler::State::lease_size(DeviceState& device) const {
-  const auto slots = static_cast<double>(std::max<int64_t>(1, device.usable_slots()));
-  const double part = options.policy == SharePolicy::kStealing ? kBigPart : 1;
-  const auto most =
-      std::max<int64_t>(1, std::llround(part * static_cast<double>(device.own.size()) / slots));
-  const auto speed = device.given.history.speed();
-  if (!speed) return std::min(most, kProbes[static_cast<size_t>(device.probes++) % kProbes.size()]);
-  const double shard_s = speed->row_s * static_cast<double>(book.rows(device.own.begin, 1));
-  const double least = speed->start_s / (kStartPart * shard_s);
-  return least >= static_cast<double>(most) ? most
-                                            : std::max<int64_t>(1, std::llround(std::ceil(least)));
+  const int64_t slots = std::max<int64_t>(1, device.usable_slots());
+  const auto rest =
+      std::max(1.0, static_cast<double>(device.own.size()) / static_cast<double>(slots));
+  const SpeedHistory& history = device.given.history;
+  if (!history.has_start()) {
+    const int64_t doublings = std::min<int64_t>(device.probes++ / slots, 30);
+    return std::min(std::llround(rest / 2 + 0.5), 1LL << doublings);
+  }
+  const auto speed = history.speed();
+  const double shard_s = speed->row_s * static_cast<double>(book.rows(0, 1));
+  const double least = std::ceil(speed->start_s / (kStartPart * shard_s));
+  return std::llround(std::clamp(least, 1.0, rest));
 }
 
 /// Returns the priority of a device for a shard that any device may take; -1 if it must not take
@@ -131,24 +152,41 @@ std::optional<int64_t> Scheduler::State::take_from(std::deque<int64_t>& queue, s
   return std::nullopt;
 }
 
-/// Takes the last shard of the device that would finish last, if `thief` finishes it earlier.
-std::optional<int64_t> Scheduler::State::steal(size_t thief, double now_s) {
+/// Returns true if the device has only the one shard that shall measure its speed.
+bool Scheduler::State::is_probe(const DeviceState& device) const {
+  return device.own.size() == 1 && device.rows == 0 && options.policy != SharePolicy::kStatic &&
+         !device.given.history.speed();
+}
+
+/// Takes the last shards of the device that would finish last, if `thief` finishes them earlier.
+std::optional<ShardRange> Scheduler::State::steal(size_t thief, double now_s) {
   std::optional<size_t> victim;
   double latest = -1;
   for (size_t d = 0; d < devices.size(); ++d) {
-    if (devices[d].own.size() == 0) continue;
+    if (devices[d].own.size() == 0 || is_probe(devices[d])) continue;
     const double left = devices[d].expected_s(1) ? left_s(d, now_s) : kNever;
     if (left <= latest) continue;
     latest = left;
     victim = d;
   }
   if (!victim) return std::nullopt;
-  const int64_t shard = devices[*victim].own.end - 1;
-  if (devices[thief].rows + book.rows(shard, 1) > devices[thief].given.max_rows)
-    return std::nullopt;
-  if (devices[thief].expected_s(book.rows(shard, 1)).value_or(0) > latest) return std::nullopt;
-  --devices[*victim].own.end;
-  return shard;
+  const DeviceState& taker = devices[thief];
+  ShardRange& from = devices[*victim].own;
+  const int64_t grain = book.rows(0, 1);
+  if (taker.expected_s(grain).value_or(0) > latest) return std::nullopt;
+  int64_t count = 1;
+  const auto fast = taker.given.history.speed(), slow = devices[*victim].given.history.speed();
+  if (fast && slow && latest < kNever) {
+    const auto slots = static_cast<double>(devices[*victim].usable_slots());
+    const double shard_s = (fast->row_s + slow->row_s / slots) * static_cast<double>(grain);
+    count =
+        std::clamp<int64_t>(std::llround((latest - fast->start_s) / shard_s / 2), 1, from.size());
+  }
+  const int64_t room = taker.given.max_rows - taker.rows;
+  count = std::min(count, room / grain);
+  if (count == 0) return std::nullopt;
+  from.end -= count;
+  return ShardRange{from.end, from.end + count};
 }
 
 std::optional<ShardRange> Scheduler::State::pick(size_t d, double now_s) {
@@ -162,7 +200,7 @@ std::optional<ShardRange> Scheduler::State::pick(size_t d, double now_s) {
   }
   if (options.policy == SharePolicy::kStealing ||
       (options.policy == SharePolicy::kAffine && !knows_all()))
-    if (const auto shard = steal(d, now_s)) return ShardRange{*shard, *shard + 1};
+    return steal(d, now_s);
   return std::nullopt;
 }
 

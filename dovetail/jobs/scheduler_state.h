@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "dovetail/jobs/partition.h"
 #include "dovetail/jobs/scheduler.h"
 #include "dovetail/jobs/shard_book.h"
 
@@ -41,7 +42,7 @@ struct DeviceState {
   ShardRange own;                ///< shards of the device's share that are not leased yet
   /// `share` is the number of shards in the whole share. `rows` is the number of rows in the
   /// device's leases of this iteration. `misses` is the number of misses since the last delivery.
-  /// `probes` is the number of leases given while the device's speed was unknown.
+  /// `probes` is the number of leases given in this iteration while the start was unknown.
   int64_t share = 0, rows = 0, misses = 0, probes = 0;
   std::vector<LeaseTime> times = {};  ///< times of the leases finished in this iteration
   /// Reason why the device is left out; nullopt: it is not.
@@ -68,13 +69,15 @@ struct OpenLease {
 struct Scheduler::State {
   void learn();
   std::vector<int64_t> divide() const;
+  void ask_for_probes(std::vector<DeviceCost>& costs, const std::vector<size_t>& which) const;
   bool knows_all() const;
   double left_s(size_t device, double now_s) const;
   int64_t lease_size(DeviceState& device) const;
   int rank_of(size_t device, int64_t shard) const;
   bool may_take(size_t device, int64_t shard) const;
   std::optional<int64_t> take_from(std::deque<int64_t>& queue, size_t device) const;
-  std::optional<int64_t> steal(size_t device, double now_s);
+  bool is_probe(const DeviceState& device) const;
+  std::optional<ShardRange> steal(size_t device, double now_s);
   std::optional<ShardRange> pick(size_t device, double now_s);
   Lease lease(size_t device, int64_t slot, ShardRange shards, double now_s);
   double lease_s(std::optional<double> expected_s) const;

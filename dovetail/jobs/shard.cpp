@@ -64,54 +64,50 @@ ResidentData::~ResidentData() {
   store().data.erase(id_);
 }
 
-std::vector<Shard> ResidentData::shards(int64_t grain) const {
+Shards ResidentData::shards(int64_t grain) const {
   DOVETAIL_CHECK(grain > 0, "shards of {} rows", grain);
-  std::vector<Shard> all;
-  for (int64_t begin = 0; begin < rows_; begin += grain)
-    all.push_back({.data = id_,
-                   .begin = first_row_ + begin,
-                   .size = std::min(grain, rows_ - begin),
-                   .location = location_});
-  return all;
+  Shards shards = all();
+  shards.grain = grain;
+  return shards;
 }
 
-Shard all_of(const std::vector<Shard>& shards) {
-  Shard all = shards.at(0);
-  all.size = 0;
-  for (const Shard& shard : shards) {
-    DOVETAIL_CHECK(shard.data == all.data && shard.begin == all.begin + all.size,
-                   "shards that do not follow one another");
-    all.size += shard.size;
-  }
-  return all;
+Shards Shards::part(int64_t first, int64_t num) const {
+  DOVETAIL_CHECK(first >= 0 && num >= 0 && first + num <= count(), "shards [{}, {}) of {}", first,
+                 first + num, count());
+  Shards out = *this;
+  out.begin = begin + first * grain;
+  out.size = std::clamp<int64_t>(size - first * grain, 0, num * grain);
+  return out;
 }
 
-std::vector<at::Tensor> rows_of(const Shard& shard) {
-  auto [rows, first_row, whole] = store().find(shard.data);
-  for (at::Tensor& tensor : rows) tensor = tensor.narrow(0, shard.begin - first_row, shard.size);
+std::vector<at::Tensor> rows_of(const Shards& shards) {
+  auto [rows, first_row, whole] = store().find(shards.data);
+  for (at::Tensor& tensor : rows) tensor = tensor.narrow(0, shards.begin - first_row, shards.size);
   return rows;
 }
 
-at::Tensor rows_of(const Shard& shard, size_t index) {
-  const Entry entry = store().find(shard.data);
-  return entry.tensors.at(index).narrow(0, shard.begin - entry.first_row, shard.size);
+at::Tensor rows_of(const Shards& shards, size_t index) {
+  const Entry entry = store().find(shards.data);
+  return entry.tensors.at(index).narrow(0, shards.begin - entry.first_row, shards.size);
 }
 
-std::vector<at::Tensor> whole_tensors(const Shard& shard) { return store().find(shard.data).whole; }
+std::vector<at::Tensor> whole_tensors(const Shards& shards) {
+  return store().find(shards.data).whole;
+}
 
-void put_rows(const Shard& shard, size_t index, at::Tensor rows) {
-  const auto entry = store().look(shard.data);
+void put_rows(const Shards& shards, size_t index, at::Tensor rows) {
+  const auto entry = store().look(shards.data);
   if (!entry) return;
   const at::Tensor& before = entry->tensors.at(index);
-  DOVETAIL_CHECK(rows.size(0) == shard.size && rows.sizes().slice(1) == before.sizes().slice(1) &&
+  DOVETAIL_CHECK(rows.size(0) == shards.size && rows.sizes().slice(1) == before.sizes().slice(1) &&
                      rows.dtype() == before.dtype() && rows.device() == before.device(),
-                 "{} as {} rows of {}", ops::describe(rows), shard.size, ops::describe(before));
-  if (shard.size < before.size(0)) {
+                 "{} as {} rows of {}", ops::describe(rows), shards.size, ops::describe(before));
+  if (shards.size < before.size(0)) {
     const at::Tensor all = before.clone();
-    all.narrow(0, shard.begin - entry->first_row, shard.size).copy_(rows);
+    all.narrow(0, shards.begin - entry->first_row, shards.size).copy_(rows);
     rows = all;
   }
-  store().put(shard.data, index, std::move(rows));
+  store().put(shards.data, index, std::move(rows));
 }
 
 }  // namespace dovetail::jobs

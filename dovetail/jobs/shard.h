@@ -9,30 +9,30 @@
 
 namespace dovetail::jobs {
 
-/// Descriptor of rows [begin, begin + size) of a ResidentData (below). It holds no tensors. A task
-/// (jobs/task.h) computes one shard at a time.
-struct Shard {
+/// Descriptor of rows [begin, begin + size) of a ResidentData (below), divided into shards of
+/// `grain` rows. A shard is the smallest unit of work. The descriptor holds no tensors.
+struct Shards {
   int64_t data = 0;  ///< ResidentData::id of the tensors
   int64_t begin = 0, size = 0;
+  int64_t grain = 1;                 ///< rows of a shard; the last shard may be shorter
   c10::Device location = c10::kCPU;  ///< device of the tensors
+
+  int64_t count() const { return (size + grain - 1) / grain; }
+  /// Returns `num` of these shards, from shard number `first` on.
+  Shards part(int64_t first, int64_t num) const;
 };
 
-/// Returns one shard with the rows of all `shards`. Throws InternalError unless they are
-/// consecutive and belong to one ResidentData.
-Shard all_of(const std::vector<Shard>& shards);
+/// Returns a view of the rows in each tensor of their ResidentData. Thread-safe.
+std::vector<at::Tensor> rows_of(const Shards& shards);
+/// Returns a view of the rows in tensor `index` of their ResidentData. Thread-safe.
+at::Tensor rows_of(const Shards& shards, size_t index);
+/// Returns the tensors passed as `whole` to the constructor of the ResidentData.
+std::vector<at::Tensor> whole_tensors(const Shards& shards);
 
-/// Returns a view of the shard's rows in each tensor of its ResidentData. Thread-safe.
-std::vector<at::Tensor> rows_of(const Shard& shard);
-/// Returns a view of the shard's rows in tensor `index` of its ResidentData. Thread-safe.
-at::Tensor rows_of(const Shard& shard, size_t index);
-/// Returns the tensors passed as `whole` to the constructor of the shard's ResidentData.
-std::vector<at::Tensor> whole_tensors(const Shard& shard);
-
-/// Replaces tensor `index` of the shard's ResidentData by a new tensor. The new tensor has `rows`
-/// in place of the shard's rows, and the old values in all other rows. Does nothing if the
-/// ResidentData no longer exists. Two threads must not call it at the same time for the same
-/// ResidentData.
-void put_rows(const Shard& shard, size_t index, at::Tensor rows);
+/// Replaces tensor `index` of the ResidentData by a new tensor. The new tensor has `rows` in place
+/// of the rows of `shards`, and the old values in all other rows. Does nothing if the ResidentData
+/// no longer exists. Two threads must not call it at the same time for the same ResidentData.
+void put_rows(const Shards& shards, size_t index, at::Tensor rows);
 
 /// Set of tensors with equal numbers of rows, on which tasks run. It is registered in this process
 /// under an id while this object lives. A task and the code that creates the object must agree on
@@ -59,14 +59,13 @@ class ResidentData {
   /// Replaces tensor `index` by `tensor`, which must have the same shape, dtype and device.
   void put(size_t index, at::Tensor tensor) { put_rows(all(), index, std::move(tensor)); }
 
-  /// Divides all rows into shards of `grain` rows; the last one may be shorter. Choose the grain by
-  /// the task, never by the number of threads or devices. Then the bits of a sum over all shards
-  /// depend on the data alone.
-  std::vector<Shard> shards(int64_t grain) const;
+  /// Divides all rows into shards of `grain` rows. Choose the grain by the task, never by the
+  /// number of threads or devices. Then the bits of a sum over all shards depend on the data alone.
+  Shards shards(int64_t grain) const;
 
  private:
-  Shard all() const {
-    return {.data = id_, .begin = first_row_, .size = rows_, .location = location_};
+  Shards all() const {
+    return {.data = id_, .begin = first_row_, .size = rows_, .grain = rows_, .location = location_};
   }
 
   int64_t id_, first_row_, rows_;

@@ -2,21 +2,22 @@
 
 #include <algorithm>
 
+#include "dovetail/base/error.h"
+
 namespace dovetail::jobs {
 
 void ShardBook::begin(const std::vector<int64_t>& rows, int64_t iteration, int64_t verify_every) {
   shards_.assign(rows.size(), {});
   num_done_ = 0;
-  for (int64_t i = 0; i < size(); ++i) {
-    at(i).rows = rows[static_cast<size_t>(i)];
+  rows_ = rows.front();
+  last_rows_ = rows.back();
+  for (int64_t i = 0; i < size(); ++i)
     at(i).verified = verify_every > 0 && (i + iteration) % verify_every == 0;
-  }
 }
 
 int64_t ShardBook::rows(int64_t begin, int64_t count) const {
-  int64_t sum = 0;
-  for (int64_t i = begin; i < begin + count; ++i) sum += at(i).rows;
-  return sum;
+  const bool has_last = count > 0 && begin + count == size();
+  return count * rows_ + (has_last ? last_rows_ - rows_ : 0);
 }
 
 int64_t ShardBook::failed(int64_t shard, size_t device) {
@@ -43,11 +44,14 @@ void ShardBook::finish(Shard& shard) {
   ++num_done_;
 }
 
-ShardBook::Result ShardBook::deliver(int64_t index, size_t device, uint64_t digest) {
-  Shard& shard = at(index);
-  if (shard.done || has_voted(index, device)) return {Outcome::kDropped};
+ShardBook::Result ShardBook::deliver(int64_t begin, int64_t count, size_t device, uint64_t digest) {
+  for (int64_t i = begin; i < begin + count; ++i) {
+    DOVETAIL_CHECK(count == 1 || !at(i).verified, "shard {} was not computed alone", i);
+    if (at(i).done || has_voted(i, device)) return {Outcome::kDropped};
+  }
+  Shard& shard = at(begin);
   if (!shard.verified) {
-    finish(shard);
+    for (int64_t i = begin; i < begin + count; ++i) finish(at(i));
     return {Outcome::kCounts, device};
   }
   const auto same = std::ranges::find(shard.votes, digest, &Vote::digest);

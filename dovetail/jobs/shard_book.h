@@ -14,7 +14,8 @@ namespace dovetail::jobs {
 /// differ.
 class ShardBook {
  public:
-  /// Begins an iteration. rows[i] is the number of rows of shard i. Shard i is selected for
+  /// Begins an iteration. rows[i] is the number of rows of shard i. All numbers are equal, except
+  /// that the last shard may have fewer rows. Shard i is selected for
   /// verification if i + iteration is a multiple of `verify_every`. If `verify_every` is 0, none is
   /// selected.
   void begin(const std::vector<int64_t>& rows, int64_t iteration, int64_t verify_every);
@@ -49,8 +50,10 @@ class ShardBook {
     /// kCounts: devices whose earlier results of the shard differ from the one that counts.
     std::vector<size_t> wrong = {};
   };
-  /// Records that `device` has computed `shard`. `digest` is a hash of all bits of its result.
-  Result deliver(int64_t shard, size_t device, uint64_t digest);
+  /// Records that `device` has computed `count` shards from `begin` on. `digest` is a hash of all
+  /// bits of its result. The result counts for all of these shards or for none: it is dropped if
+  /// one of them is done. Several shards must not include one selected for verification.
+  Result deliver(int64_t begin, int64_t count, size_t device, uint64_t digest);
 
   /// Ends the verification of a shard that no further device can compute. If exactly one device has
   /// delivered the shard, its result counts: sets `device` to that device and returns true. If
@@ -65,7 +68,6 @@ class ShardBook {
     uint64_t digest;
   };
   struct Shard {
-    int64_t rows = 0;
     bool done = false, verified = false;
     std::vector<size_t> failed_by = {};
     std::vector<Vote> votes = {};
@@ -76,6 +78,7 @@ class ShardBook {
 
   std::vector<Shard> shards_;
   int64_t num_done_ = 0;
+  int64_t rows_ = 0, last_rows_ = 0;  ///< rows of each shard, and of the last one
 };
 
 }  // namespace dovetail::jobs

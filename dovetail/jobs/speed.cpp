@@ -39,7 +39,7 @@ void SpeedHistory::add(int64_t rows, double seconds) {
 
 bool SpeedHistory::has_changed() const { return std::abs(off_) >= static_cast<int>(kChanged); }
 
-Speed SpeedHistory::fit() const {
+Speed SpeedHistory::fit() {
   std::vector<double> slopes, rest;
   for (size_t i = 0; i < times_.size(); ++i)
     for (size_t j = 0; j < i; ++j)
@@ -49,10 +49,12 @@ Speed SpeedHistory::fit() const {
   const double slope = slopes.empty() ? 0 : median(slopes);
   for (const Time& time : times_) rest.push_back(time.seconds - slope * time.rows);
   const double start = median(rest);
-  if (slope > 0 && start >= 0) return {start, slope};
-  // All times have one size, or noise hides the effect of the sizes: fits a line through 0.
+  has_start_ = slope > 0 && start >= 0;
+  if (has_start_) return {start, slope};
+  const double most = std::ranges::max_element(times_, {}, &Time::rows)->rows;
   rest.clear();
-  for (const Time& time : times_) rest.push_back(time.seconds / time.rows);
+  for (const Time& time : times_)
+    if (time.rows >= most / 2) rest.push_back(time.seconds / time.rows);
   return {0, median(rest)};
 }
 

@@ -14,8 +14,9 @@ struct Speed {
 /// Measured times of a device in one task, and the Speed fitted to them. The slope row_s is the
 /// median of the slopes between any two measurements (Theil 1950, Sen 1968). The start start_s is
 /// the median of the residuals, seconds - row_s * rows. Up to 29 % of the times may be arbitrary
-/// without moving the fit far. If all measurements have the same number of rows, start_s is 0 and
-/// row_s is the median time per row.
+/// without moving the fit far. If all measurements have the same number of rows, start_s is 0. It
+/// is also 0 if noise hides the effect of the rows. In these cases, row_s is the median time per
+/// row of some measurements. They have at least half of the largest number of rows.
 ///
 /// Stores the latest kKept measurements. If the latest kChanged measurements are all slower than
 /// the fit by a factor above 1 + kFarOff, the machine counts as changed. If all are faster by a
@@ -30,6 +31,8 @@ class SpeedHistory {
   void add(int64_t rows, double seconds);
   /// Returns the fitted speed, or nullopt without any measurement.
   std::optional<Speed> speed() const { return speed_; }
+  /// Returns true if the measurements tell start_s and row_s apart.
+  bool has_start() const { return has_start_; }
   size_t size() const { return times_.size(); }
 
   struct Time {
@@ -41,10 +44,11 @@ class SpeedHistory {
 
  private:
   bool has_changed() const;
-  Speed fit() const;
+  Speed fit();
 
   std::deque<Time> times_;
   std::optional<Speed> speed_;
+  bool has_start_ = false;
   /// Number of latest consecutive times that deviate from the fit in the same direction by more
   /// than kFarOff. Positive if they are slower than the fit, negative if they are faster.
   int off_ = 0;

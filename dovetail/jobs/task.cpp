@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <bit>
 #include <map>
 #include <utility>
 
@@ -13,6 +15,8 @@ namespace {
 
 using Variants = std::map<c10::DeviceType, TaskVariant>;
 
+constexpr int64_t kNoLimit = int64_t{1} << 62;
+
 std::map<std::string, Variants>& registry() {
   static std::map<std::string, Variants> tasks;
   return tasks;
@@ -21,9 +25,10 @@ std::map<std::string, Variants>& registry() {
 }  // namespace
 
 void register_task(const std::string& name, c10::DeviceType device, Task task,
-                   std::vector<size_t> writes) {
-  const bool fresh =
-      registry()[name].emplace(device, TaskVariant{std::move(task), std::move(writes)}).second;
+                   std::vector<size_t> writes, Takes takes) {
+  const bool fresh = registry()[name]
+                         .emplace(device, TaskVariant{std::move(task), std::move(writes), takes})
+                         .second;
   DOVETAIL_CHECK(fresh, "task {} is registered twice for {}", name, c10::DeviceTypeName(device));
 }
 
@@ -38,21 +43,47 @@ const TaskVariant& find_task(const std::string& name, c10::DeviceType device) {
                               c10::DeviceTypeName(device, true), fmt::join(there, ", ")));
 }
 
-Partial run_task(const std::string& name, const Parameters& parameters,
-                 const std::vector<Shard>& shards) {
-  DOVETAIL_CHECK(!shards.empty(), "task {} on no shards", name);
+Partial run_task(const std::string& name, const Parameters& parameters, const Shards& shards) {
+  DOVETAIL_CHECK(shards.size > 0, "task {} on no shards", name);
   return sum_of(run_task_blocks(name, parameters, shards, 0));
 }
 
+std::vector<BlockSum> call_task(const TaskVariant& variant, const Parameters& parameters,
+                                const Shards& shards, int64_t place) {
+  if (variant.takes == Takes::kOne) {
+    TreeSum sum;
+    for (int64_t i = 0; i < shards.count(); ++i)
+      sum.add({.first = place + i, .partial = variant.run(parameters, shards.part(i, 1))});
+    return sum.take(place, shards.count());
+  }
+  std::vector<BlockSum> sums;
+  for (const auto& [first, count] : blocks_of(place, shards.count(), kNoLimit)) {
+    sums.push_back({.first = first, .count = count});
+    if (variant.takes == Takes::kBlock)
+      sums.back().partial = variant.run(parameters, shards.part(first - place, count));
+  }
+  if (variant.takes == Takes::kAny) sums.at(0).partial = variant.run(parameters, shards);
+  return sums;
+}
+
 std::vector<BlockSum> run_task_blocks(const std::string& name, const Parameters& parameters,
-                                      const std::vector<Shard>& shards, int64_t place) {
-  if (shards.empty()) return {};
-  const Task& task = find_task(name, shards.front().location.type()).run;
+                                      const Shards& shards, int64_t place) {
+  if (shards.size == 0) return {};
+  const TaskVariant& variant = find_task(name, shards.location.type());
+  // At least two calls for each thread, so that a slow core gets fewer.
+  const int64_t threads = parallel_workers();
+  const int64_t part = threads == 1 ? kCallShards : shards.count() / (2 * threads);
+  const auto most =
+      std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(part, 1, kCallShards)));
+  const std::vector<Block> blocks = blocks_of(place, shards.count(), static_cast<int64_t>(most));
   TreeSum sum;
-  parallel_pieces(std::ssize(shards), 1, [&](int64_t i, int64_t) {
-    sum.add({.first = place + i, .partial = task(parameters, shards[static_cast<size_t>(i)])});
+  parallel_pieces(std::ssize(blocks), 1, [&](int64_t i, int64_t) {
+    const Block& block = blocks[static_cast<size_t>(i)];
+    for (BlockSum& part :
+         call_task(variant, parameters, shards.part(block.first - place, block.count), block.first))
+      sum.add(std::move(part));
   });
-  return sum.take(place, std::ssize(shards));
+  return sum.take(place, shards.count());
 }
 
 }  // namespace dovetail::jobs

@@ -16,12 +16,19 @@ namespace dovetail::jobs {
 /// Inputs of a task that are the same for all shards, such as the weights of a model. Read only.
 using Parameters = std::vector<at::Tensor>;
 
-/// Function that computes an additive result (Partial) from parameters and a shard, a range of rows
-/// of a ResidentData. Example: the sums of the gradient over the shard's rows. A task runs on the
-/// calling thread and must return the same bits for the same rows. It may write into the shard's
-/// rows of the tensors listed in TaskVariant::writes, and nowhere else. A Runtime passes copies of
-/// these rows, since it may compute a shard twice.
-using Task = std::function<Partial(const Parameters&, const Shard&)>;
+/// Function that computes an additive result (Partial) from parameters and shards, ranges of rows
+/// of a ResidentData. Example: the sums of the gradient over their rows. A task runs on the calling
+/// thread and must return the same bits for the same rows. It may write into the shards' rows of
+/// the tensors listed in TaskVariant::writes, and nowhere else. A Runtime passes copies of these
+/// rows, since it may compute a shard twice.
+using Task = std::function<Partial(const Parameters&, const Shards&)>;
+
+/// Shards that a task can compute in one call.
+enum class Takes {
+  kOne,    ///< one shard
+  kBlock,  ///< a block (BlockSum); the result has the bits of the sum along the tree of TreeSum
+  kAny,    ///< any consecutive shards; the order of the sum is the task's own
+};
 
 /// Implementation of a task for one type of device. All variants of a task have the same inputs and
 /// outputs.
@@ -29,17 +36,18 @@ struct TaskVariant {
   Task run;
   /// Indices of the tensors of the ResidentData into which the task writes.
   std::vector<size_t> writes;
+  Takes takes = Takes::kOne;
 };
 
 /// Registers the variant of task `name` for a type of device. Libraries call it while they are
 /// loaded, through a static TaskRegistration. Throws InternalError if the task already has a
 /// variant for this type.
 void register_task(const std::string& name, c10::DeviceType device, Task task,
-                   std::vector<size_t> writes = {});
+                   std::vector<size_t> writes = {}, Takes takes = Takes::kOne);
 struct TaskRegistration {
   TaskRegistration(const std::string& name, c10::DeviceType device, Task task,
-                   std::vector<size_t> writes = {}) {
-    register_task(name, device, std::move(task), std::move(writes));
+                   std::vector<size_t> writes = {}, Takes takes = Takes::kOne) {
+    register_task(name, device, std::move(task), std::move(writes), takes);
   }
 };
 
@@ -47,16 +55,25 @@ struct TaskRegistration {
 /// throws UserError that names the types it has. Throws InternalError if no task has this name.
 const TaskVariant& find_task(const std::string& name, c10::DeviceType device);
 
-/// Runs task `name` on each shard and returns the sum of the partials (TreeSum). All shards must be
-/// on one device. It uses parallel_workers() threads; each of them takes one shard at a time. The
-/// bits of the sum are the same for any number of threads. The task writes into the ResidentData in
-/// place, so no Runtime may have computed on that ResidentData before. For devices of unequal speed
-/// see jobs/runtime.h.
-Partial run_task(const std::string& name, const Parameters& parameters,
-                 const std::vector<Shard>& shards);
-/// Like run_task, for a part of a larger job: `place` is the number of shards[0] among the larger
-/// job's shards. Returns the sum over `shards`, as blocks of the larger job's TreeSum.
+/// Maximum number of shards that a CPU thread computes in one call of a task.
+inline constexpr int64_t kCallShards = 16;
+
+/// Runs a variant on shards on the calling thread, in as few calls as it allows. `place` is the
+/// number of the first shard among the shards of the job. Returns the sum as blocks of the job's
+/// TreeSum.
+std::vector<BlockSum> call_task(const TaskVariant& variant, const Parameters& parameters,
+                                const Shards& shards, int64_t place);
+
+/// Runs task `name` on shards and returns the sum of the partials (TreeSum). It uses
+/// parallel_workers() threads; each of them takes up to kCallShards shards at a time. The bits of
+/// the sum are the same for any number of threads. The task writes into the ResidentData in place,
+/// so no Runtime may have computed on that ResidentData before. For devices of unequal speed see
+/// jobs/runtime.h.
+Partial run_task(const std::string& name, const Parameters& parameters, const Shards& shards);
+/// Like run_task, for a part of a larger job: `place` is the number of the first shard among the
+/// larger job's shards. There may be no shard. Returns the sum over `shards`, as blocks of the
+/// larger job's TreeSum.
 std::vector<BlockSum> run_task_blocks(const std::string& name, const Parameters& parameters,
-                                      const std::vector<Shard>& shards, int64_t place);
+                                      const Shards& shards, int64_t place);
 
 }  // namespace dovetail::jobs

@@ -18,10 +18,10 @@ class Workers {
  public:
   virtual ~Workers() = default;
 
-  /// Runs the task on each shard and returns the sum of the partials. The shards must belong to one
-  /// ResidentData. The sum has the same bits as the result of run_task.
+  /// Runs the task on all shards and returns the sum of the partials. It has the same bits as the
+  /// result of run_task.
   virtual Partial run(const std::string& task, const Parameters& parameters,
-                      const std::vector<Shard>& shards) = 0;
+                      const Shards& shards) = 0;
 
   /// Returns tensor `index` of the data with all rows up to date. This includes rows that tasks
   /// have written on other executors or nodes.
@@ -30,7 +30,7 @@ class Workers {
 
 /// Runs a task on `workers`, or with run_task on the threads of this process if `workers` is null.
 inline Partial run_on(Workers* workers, const std::string& task, const Parameters& parameters,
-                      const std::vector<Shard>& shards) {
+                      const Shards& shards) {
   return workers != nullptr ? workers->run(task, parameters, shards)
                             : run_task(task, parameters, shards);
 }

@@ -29,17 +29,17 @@ Shared failing() {
   const auto count = std::make_shared<std::atomic<int>>(0);
   return std::make_shared<jobs::Runtime>(
       std::vector<jobs::ExecutorSpec>(3),
-      jobs::RuntimeOptions{
-          .scheduling = {.max_misses = 1 << 20, .max_attempts = 1 << 20},
-          .binding = jobs::RuntimeOptions::Binding::kNone,
-          .around = [count](size_t, int64_t, const std::function<jobs::ShardResult()>& work) {
-            const int turn = (*count)++ % 6;
-            std::vector<jobs::ShardResult> results;
-            results.push_back(work());
-            if (turn == 0) throw std::runtime_error("injected");
-            if (turn == 3) results.push_back(work());
-            return results;
-          }});
+      jobs::RuntimeOptions{.scheduling = {.max_misses = 1 << 20, .max_attempts = 1 << 20},
+                           .binding = jobs::RuntimeOptions::Binding::kNone,
+                           .around = [count](size_t, const jobs::Block&,
+                                             const std::function<jobs::ShardResult()>& work) {
+                             const int turn = (*count)++ % 6;
+                             std::vector<jobs::ShardResult> results;
+                             results.push_back(work());
+                             if (turn == 0) throw std::runtime_error("injected");
+                             if (turn == 3) results.push_back(work());
+                             return results;
+                           }});
 }
 
 /// Expects that the tensors of `fit` are bitwise equal in all ways to compute them.

@@ -15,7 +15,7 @@ struct Rows {
               at::full({x.size(0)}, 1e30, at::kDouble)}) {}
   jobs::Partial run(const std::string& task, c10::DeviceType kind,
                     const jobs::Parameters& parameters) const {
-    return jobs::find_task(task, kind).run(parameters, data.shards(1 << 20)[0]);
+    return jobs::find_task(task, kind).run(parameters, data.shards(1 << 20));
   }
 
   jobs::ResidentData data;
@@ -73,7 +73,7 @@ TEST(KMeansComposed, CutsRowsWhereThereAreManyCentres) {
 TEST(KMeansComposed, BatchesAreThoseOfTheCpu) {
   const at::Tensor x = raw_features(500, 5, 4, 3), shift = x.mean(0), centres = some_rows(x, 4);
   const jobs::ResidentData batch({at::arange(0, 500, 3, at::kLong)}, 0, {x});
-  const jobs::Shard all = batch.shards(500)[0];
+  const jobs::Shards all = batch.shards(500);
   const jobs::Partial composed =
       jobs::find_task("kmeans.batch", at::kCUDA).run({centres, shift}, all);
   const jobs::Partial expected =

@@ -66,7 +66,7 @@ TEST(KMeansInit, DrawsByDistanceFindEveryCloudHoweverSmall) {
 }
 
 TEST(KMeansInit, DrawsAreThoseOfOneSumOverAllRows) {
-  const at::Tensor x = normal({3 * kKMeansGrain + 77, 3}, 1), points = some_rows(x, 3);
+  const at::Tensor x = normal({50 * kKMeansGrain + 77, 3}, 1), points = some_rows(x, 3);
   KMeansData data(x);
   for (const int64_t count : {1, 3}) {
     data.forget_closest();

@@ -18,7 +18,7 @@ using jobs::testing::LateReader;
 
 TEST(KMeans, HasTheSameBitsOnExecutorsThatFail) {
   set_log_level(LogLevel::kQuiet);
-  const at::Tensor x = raw_features(5 * kKMeansGrain / 2, 5, 8, 1);
+  const at::Tensor x = raw_features(81 * kKMeansGrain / 2, 5, 8, 1);
   const at::Tensor centres = some_rows(x, 8);
   KMeansData alone(x);
   std::vector<int64_t> changed, expected_changed;
@@ -45,7 +45,7 @@ TEST(KMeans, HasTheSameBitsOnExecutorsThatFail) {
 }
 
 TEST(KMeans, LetsALateThreadReadTheLabelsOfItsJob) {
-  const at::Tensor x = raw_features(4 * kKMeansGrain, 3, 8, 1), centres = some_rows(x, 8);
+  const at::Tensor x = raw_features(64 * kKMeansGrain, 3, 8, 1), centres = some_rows(x, 8);
   LateReader late;
   KMeansData data(x, std::make_shared<Runtime>(executors({1, 1}), late.options()));
   data.assign(centres);
@@ -58,8 +58,9 @@ TEST(KMeans, LetsALateThreadReadTheLabelsOfItsJob) {
   }
   data.assign(centres.flip(0) + 1);
   data.forget_closest();
-  const auto [shard, result] = late.wake();
-  EXPECT_TRUE(at::equal(result.rows[0], squares.narrow(0, shard * kKMeansGrain, kKMeansGrain)));
+  const auto [block, result] = late.wake();
+  EXPECT_TRUE(at::equal(result.rows[0],
+                        squares.narrow(0, block.first * kKMeansGrain, block.count * kKMeansGrain)));
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ TEST(Nodes, ShareByTheirSpeedAndRowsFollow) {
   });
 }
 
-Partial read_state(const Parameters&, const Shard& shard) {
+Partial read_state(const Parameters&, const Shards& shard) {
   return {{rows_of(shard, 1).sum()}, static_cast<double>(shard.size)};
 }
 const TaskRegistration kReadState("test.read_state", at::kCPU, read_state);
@@ -94,7 +94,7 @@ TEST(Nodes, BringRowsOnceWhereverTheyAreRead) {
   });
 }
 
-Partial fail_in_the_second_half(const Parameters&, const Shard& shard) {
+Partial fail_in_the_second_half(const Parameters&, const Shards& shard) {
   if (shard.begin >= 210) throw std::runtime_error("out of luck");
   if (shard.begin >= 140) throw UserError("row 140 is bad", "mend the row");
   return {{at::scalar_tensor(1.0)}, 1};
@@ -113,11 +113,11 @@ TEST(Nodes, AllThrowWhatOneDidAndNameIt) {
       EXPECT_EQ(error.help(), "mend the row");
     }
     Numbers second(210), third(560);
-    const std::vector<Shard> all = third.shards();
+    const Shards all = third.shards();
     EXPECT_NO_THROW(ours.run("test.advance", {factor(0)}, second.shards()))
         << "the failed job stays";
     try {
-      ours.run("test.fail_in_the_second_half", {}, {all.begin() + 40, all.end()});
+      ours.run("test.fail_in_the_second_half", {}, all.part(40, 40));
       ADD_FAILURE() << "added up";
     } catch (const comm::CommError& error) {
       EXPECT_STREQ(error.what(), "test.fail_in_the_second_half failed on node 0: out of luck");

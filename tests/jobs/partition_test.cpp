@@ -24,9 +24,12 @@ double end_of(const std::vector<int64_t>& grains, const std::vector<DeviceCost>&
               int64_t grain) {
   double end = 0;
   for (size_t i = 0; i < devices.size(); ++i)
-    if (grains[i] > 0)
-      end = std::max(
-          end, devices[i].start_s + devices[i].row_s * static_cast<double>(grains[i] * grain));
+    if (grains[i] > 0) {
+      double rounds = 0;
+      for (int64_t left = grains[i]; left > 0; left -= devices[i].slots) ++rounds;
+      const double round_s = devices[i].row_s * static_cast<double>(devices[i].slots * grain);
+      end = std::max(end, devices[i].start_s + rounds * round_s);
+    }
   return end;
 }
 
@@ -115,6 +118,25 @@ TEST(Partition, IsTheBestAmongThoseInWhichDevicesHaveTheirLeast) {
   EXPECT_GT(bound, 100);
 }
 
+TEST(Partition, FillsTheRoundsOfDevicesThatComputeSeveralGrainsAtATime) {
+  std::mt19937 random(4);
+  int changed = 0;
+  for (Case& c : random_cases(600)) {
+    const auto free = partition(c.grains * c.grain, c.devices, c.grain).rows;
+    for (DeviceCost& device : c.devices) device.slots = 1 + static_cast<int64_t>(random() % 5);
+    for (const int64_t least : {0, 1}) {
+      if (least > 0 && c.devices[0].max_rows >= c.grain && c.grains > 0)
+        c.devices[0].min_rows = c.grain;
+      expect_the_best(c);
+    }
+    changed += partition(c.grains * c.grain, c.devices, c.grain).rows != free;
+  }
+  EXPECT_GT(changed, 200);
+  // Fifteen cores and a GPU as fast as them: 60 shards are four on each core, 61 are five on one.
+  const std::vector<DeviceCost> node = {{.row_s = 1, .slots = 15}, {.row_s = 0.84}};
+  EXPECT_EQ(partition(133, node, 1).rows, (std::vector<int64_t>{60, 73}));
+}
+
 TEST(Partition, AgreesWithAnIntegerProgramOfHighs) {
   const char* python = std::getenv("DOVETAIL_PYTHON");
   if (python == nullptr) GTEST_SKIP() << "DOVETAIL_PYTHON is not set";
@@ -196,7 +218,7 @@ TEST(Partition, RefusesMoreThanTheMemoriesHold) {
   EXPECT_THROW(partition(1, std::vector<DeviceCost>{{.row_s = 0}}, 1), InternalError);
   for (const DeviceCost& device :
        {DeviceCost{.row_s = 1, .min_rows = 5}, DeviceCost{.row_s = 1, .min_rows = 30},
-        DeviceCost{.row_s = 1, .max_rows = 9, .min_rows = 10}})
+        DeviceCost{.row_s = 1, .max_rows = 9, .min_rows = 10}, DeviceCost{.row_s = 1, .slots = 0}})
     EXPECT_THROW(partition(20, std::vector{device, DeviceCost{.row_s = 1}}, 10), InternalError)
         << device.min_rows;
 }

@@ -15,14 +15,15 @@ namespace {
 TEST(Runtime, DropsWhatAHungExecutorDeliversInALaterJob) {
   std::atomic<bool> hung = false, released = false;
   std::atomic<int> job = 0;  // speeds are unknown in the first ones, and leases long
-  Runtime runtime(executors({1, 1}), {.scheduling = {.min_lease_s = 0.001},
-                                      .binding = kUnbound,
-                                      .around = [&](size_t executor, int64_t, const auto& work) {
-                                        auto results = once(work);
-                                        if (executor == 1 && job > 3 && !hung.exchange(true))
-                                          while (!released) pause(0.001);
-                                        return results;
-                                      }});
+  Runtime runtime(executors({1, 1}),
+                  {.scheduling = {.min_lease_s = 0.001},
+                   .binding = kUnbound,
+                   .around = [&](size_t executor, const Block&, const auto& work) {
+                     auto results = once(work);
+                     if (executor == 1 && job > 3 && !hung.exchange(true))
+                       while (!released) pause(0.001);
+                     return results;
+                   }});
   Numbers ours(100), theirs(100);
   const auto both = [&](int64_t i) {
     ++job;
@@ -42,7 +43,7 @@ TEST(Runtime, DropsWhatAHungExecutorDeliversInALaterJob) {
   EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
 }
 
-Partial read(const Parameters& parameters, const Shard& shard) {
+Partial read(const Parameters& parameters, const Shards& shard) {
   const auto rows = rows_of(shard);
   return {{rows[1].sum() * parameters[0]}, static_cast<double>(shard.size)};
 }
@@ -65,12 +66,14 @@ TEST(Runtime, LetsALateThreadReadWhatItsJobBeganWith) {
     parameter.fill_(7);
     for (int i = 0; i < 2; ++i) runtime.run("test.advance", {factor(i)}, numbers.shards());
     ASSERT_FALSE(at::equal(numbers.state(), before));
-    const auto [shard, result] = late.wake();
+    const auto [block, result] = late.wake();
     ResidentData old({at::zeros_like(before), before});
-    old.put(0, rows_of(numbers.resident.shards(100)[0], 0));
-    const Partial expected =
-        find_task(task, at::kCPU).run({factor(1)}, old.shards(7)[static_cast<size_t>(shard)]);
-    EXPECT_EQ(result.partial.tensors[0].item<double>(), expected.tensors[0].item<double>()) << task;
+    old.put(0, rows_of(numbers.resident.shards(100), 0));
+    const auto expected = call_task(find_task(task, at::kCPU), {factor(1)},
+                                    old.shards(7).part(block.first, block.count), block.first);
+    EXPECT_EQ(result.blocks[0].partial.tensors[0].item<double>(),
+              expected[0].partial.tensors[0].item<double>())
+        << task;
   }
 }
 

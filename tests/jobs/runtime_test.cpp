@@ -58,11 +58,13 @@ TEST(Runtime, HasTheSameBitsAfterAThousandFaults) {
 TEST(Runtime, RethrowsWhatFailsEverywhereAndGoesOn) {
   set_log_level(LogLevel::kQuiet);
   std::atomic<bool> bad = true;
-  Runtime runtime(executors({1, 1}),
-                  {.binding = kUnbound, .around = [&](size_t, int64_t shard, const auto& work) {
-                     if (bad && shard == 3) throw UserError("shard 3 is bad", "mend it");
-                     return once(work);
-                   }});
+  Runtime runtime(
+      executors({1, 1}),
+      {.binding = kUnbound, .around = [&](size_t, const Block& block, const auto& work) {
+         if (bad && block.first <= 3 && 3 < block.first + block.count)
+           throw UserError("shard 3 is bad", "mend it");
+         return once(work);
+       }});
   Numbers numbers(100);
   try {
     runtime.run("test.advance", {factor(0)}, numbers.shards());
@@ -81,13 +83,13 @@ TEST(Runtime, RethrowsWhatFailsEverywhereAndGoesOn) {
 TEST(Runtime, LeavesOutAnExecutorThatFailsAndEndsWithoutAny) {
   set_log_level(LogLevel::kQuiet);
   std::atomic<bool> all = false;
-  Runtime runtime(executors({1, 1}),
-                  {.binding = kUnbound, .around = [&](size_t executor, int64_t, const auto& work) {
-                     if (executor == 1 || all)
-                       throw std::runtime_error(executor == 1 ? "no fan" : "no power");
-                     pause(0.001);
-                     return once(work);
-                   }});
+  Runtime runtime(
+      executors({1, 1}),
+      {.binding = kUnbound, .around = [&](size_t executor, const Block&, const auto& work) {
+         if (executor == 1 || all) throw std::runtime_error(executor == 1 ? "no fan" : "no power");
+         pause(0.001);
+         return once(work);
+       }});
   expect_same_as_run_task(runtime, 3, 200);
   const auto report = runtime.report();
   EXPECT_FALSE(report[0].left_out);
@@ -102,14 +104,15 @@ TEST(Runtime, LeavesOutAnExecutorThatFailsAndEndsWithoutAny) {
 
 TEST(Runtime, NamesTheExecutorWhoseResultsAreWrong) {
   set_log_level(LogLevel::kQuiet);
-  Runtime runtime(executors({1, 1, 1}), {.scheduling = {.verify_every = 1},
-                                         .binding = kUnbound,
-                                         .around = [&](size_t executor, int64_t, const auto& work) {
-                                           auto results = once(work);
-                                           if (executor == 1) results[0].rows[0][2] += 1e-12;
-                                           pause(0.0005);
-                                           return results;
-                                         }});
+  Runtime runtime(executors({1, 1, 1}),
+                  {.scheduling = {.verify_every = 1},
+                   .binding = kUnbound,
+                   .around = [&](size_t executor, const Block&, const auto& work) {
+                     auto results = once(work);
+                     if (executor == 1) results[0].rows[0][2] += 1e-12;
+                     pause(0.0005);
+                     return results;
+                   }});
   expect_same_as_run_task(runtime, 5, 100);
   const auto report = runtime.report();
   ASSERT_TRUE(report[1].left_out);
@@ -119,7 +122,7 @@ TEST(Runtime, NamesTheExecutorWhoseResultsAreWrong) {
 }
 
 std::atomic<int> g_threads_inside, g_processors_inside, g_processor;
-Partial look_around(const Parameters&, const Shard& shard) {
+Partial look_around(const Parameters&, const Shards& shard) {
   g_threads_inside = std::max(g_threads_inside.load(), at::get_num_threads());
   cpu_set_t set;
   ::sched_getaffinity(0, sizeof(set), &set);
@@ -157,7 +160,7 @@ TEST(Runtime, KeepsSpeedsFromOneProcessToTheNext) {
     return RuntimeOptions{.scheduling = {.policy = SharePolicy::kAffine},
                           .binding = kUnbound,
                           .speeds = folder.path(),
-                          .around = [](size_t executor, int64_t, const auto& work) {
+                          .around = [](size_t executor, const Block&, const auto& work) {
                             pause(executor == 1 ? 0.008 : 0.002);
                             return once(work);
                           }};

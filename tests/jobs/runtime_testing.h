@@ -32,7 +32,7 @@ inline void pause(double seconds) {
 /// Task on data x (N) and state (N). The new state is (state * 3 + x * parameter) modulo 1. The
 /// partial is a sum of the previous state whose bits depend on the order. A shard that runs twice
 /// on rows that it wrote gives a different partial.
-inline Partial advance(const Parameters& parameters, const Shard& shard) {
+inline Partial advance(const Parameters& parameters, const Shards& shard) {
   const auto rows = rows_of(shard);
   const auto* x = rows[0].const_data_ptr<double>();
   auto* state = rows[1].mutable_data_ptr<double>();
@@ -49,7 +49,7 @@ inline const TaskRegistration kAdvance("test.advance", at::kCPU, advance, {1});
 struct Numbers {
   explicit Numbers(int64_t rows, uint64_t seed = 1)
       : resident({normal({rows}, seed, at::kDouble), normal({rows}, seed + 1, at::kDouble)}) {}
-  std::vector<Shard> shards() const { return resident.shards(7); }
+  Shards shards() const { return resident.shards(7); }
   at::Tensor state() const { return resident.tensor(1); }
 
   ResidentData resident;
@@ -84,11 +84,11 @@ inline void expect_same_as_run_task(Runtime& runtime, int64_t jobs, int64_t rows
   EXPECT_TRUE(at::equal(ours.state(), theirs.state()));
 }
 
-/// A runtime of one thread that pauses so long before each shard.
+/// A runtime of one thread that pauses so long before each call of a task.
 inline std::shared_ptr<Runtime> pausing(double seconds) {
   return std::make_shared<Runtime>(
       executors({1}),
-      RuntimeOptions{.binding = kUnbound, .around = [seconds](size_t, int64_t, auto& work) {
+      RuntimeOptions{.binding = kUnbound, .around = [seconds](size_t, const Block&, auto& work) {
                        pause(seconds);
                        return once(work);
                      }});
@@ -96,10 +96,11 @@ inline std::shared_ptr<Runtime> pausing(double seconds) {
 
 enum class Fault { kNone, kException, kHang, kKill, kSlow, kTwice };
 
-/// Injects a fault into every third shard, equally many of each kind.
+/// Injects a fault into every third call, equally many of each kind.
 class Faults {
  public:
-  std::vector<ShardResult> operator()(size_t, int64_t, const std::function<ShardResult()>& work) {
+  std::vector<ShardResult> operator()(size_t, const Block&,
+                                      const std::function<ShardResult()>& work) {
     const Fault fault = draw();
     std::vector<ShardResult> results;
     switch (fault) {
@@ -141,32 +142,32 @@ class Faults {
   std::map<Fault, int> counts_;
 };
 
-/// Executor 1 sleeps before a shard of the first job after `arm`, until `wake`. Its late results
-/// are recorded.
+/// Executor 1 sleeps before a block of shards of the first job after `arm`, until `wake`. Its late
+/// results are recorded.
 class LateReader {
  public:
   RuntimeOptions options() {
-    return {
-        .scheduling = {.min_lease_s = 0.001, .first_lease_s = 0.3},
-        .binding = kUnbound,
-        .around = [this](size_t executor, int64_t shard, const std::function<ShardResult()>& work) {
-          const bool late = executor == 1 && armed_.exchange(false);
-          while (late && !awake_) pause(0.001);
-          auto results = once(work);
-          if (late) came_.set_value({shard, results[0]});
-          return results;
-        }};
+    return {.scheduling = {.min_lease_s = 0.001, .first_lease_s = 0.3},
+            .binding = kUnbound,
+            .around = [this](size_t executor, const Block& block,
+                             const std::function<ShardResult()>& work) {
+              const bool late = executor == 1 && armed_.exchange(false);
+              while (late && !awake_) pause(0.001);
+              auto results = once(work);
+              if (late) came_.set_value({block, results[0]});
+              return results;
+            }};
   }
   void arm() { armed_ = true; }
   bool slept() const { return !armed_; }
-  std::pair<int64_t, ShardResult> wake() {
+  std::pair<Block, ShardResult> wake() {
     awake_ = true;
     return came_.get_future().get();
   }
 
  private:
   std::atomic<bool> armed_ = false, awake_ = false;
-  std::promise<std::pair<int64_t, ShardResult>> came_;
+  std::promise<std::pair<Block, ShardResult>> came_;
 };
 
 }  // namespace dovetail::jobs::testing

@@ -36,18 +36,21 @@ struct World {
     Outcome outcome{.counted = std::vector<std::vector<size_t>>(static_cast<size_t>(shards)),
                     .computed = std::vector<int64_t>(truth.size(), 0)};
     const double begun_s = now_s;
+    ++iteration;
     scheduler.begin(std::vector<int64_t>(static_cast<size_t>(shards), rows), now_s);
     while (!scheduler.done()) {
       scheduler.expire(now_s);
-      for (size_t d = 0; d < truth.size(); ++d)
-        for (int64_t slot = 0; slot < slots; ++slot)
-          if (!busy.contains({d, slot})) ask(scheduler, d, slot, rows);
+      for (int time = 0; time < 2; ++time)  // the first time, a device may give a lease up
+        for (size_t d = 0; d < truth.size(); ++d)
+          for (int64_t slot = 0; slot < (slots_of.empty() ? slots : slots_of[d]); ++slot)
+            if (!busy.contains({d, slot})) ask(scheduler, d, slot, rows);
       const double wake_s = scheduler.expire(now_s);
       now_s = std::min(wake_s, events.empty() ? wake_s : events.front().at_s);
       if (!std::isfinite(now_s)) throw std::logic_error("nobody does anything");
       while (!events.empty() && events.front().at_s <= now_s) happen(scheduler, outcome);
-      for (const auto& [shard, device] : scheduler.take_counted())
-        outcome.counted[static_cast<size_t>(shard)].push_back(device);
+      for (const auto& [begin, count, device] : scheduler.take_counted())
+        for (int64_t i = begin; i < begin + count; ++i)
+          outcome.counted[static_cast<size_t>(i)].push_back(device);
     }
     outcome.seconds = now_s - begun_s;
     return outcome;
@@ -72,20 +75,30 @@ struct World {
     busy.erase({event.lease.device, event.lease.slot});
     if (event.mishap == Mishap::kSilence) return;
     if (event.mishap == Mishap::kThrow) {
-      EXPECT_TRUE(scheduler.fail(event.lease, event.lease.begin, "it was told to"));
+      EXPECT_TRUE(scheduler.fail(event.lease, event.lease.begin, 1, "it was told to"));
       return;
     }
-    for (int64_t i = 0; i < event.lease.count; ++i)
+    const int64_t end = event.lease.begin + event.lease.count;
+    for (int64_t begin = event.lease.begin; begin < end;) {
+      int64_t count = 1;  // further shards up to a verified one, which is delivered alone
+      while (event.lease.iteration == iteration && !scheduler.is_verified(begin) &&
+             count <= event.lease.id % 3 && begin + count < end &&
+             !scheduler.is_verified(begin + count))
+        ++count;
       for (int time = 0; time < (event.mishap == Mishap::kTwice ? 2 : 1); ++time)
-        scheduler.deliver(event.lease, event.lease.begin + i, now_s, digest(event.lease.device));
+        scheduler.deliver(event.lease, begin, count, now_s, digest(event.lease.device));
+      begin += count;
+    }
     outcome.computed[event.lease.device] += event.lease.count;
   }
 
   std::vector<Speed> truth;
   int64_t slots = 1;
+  std::vector<int64_t> slots_of = {};  ///< by device; empty: `slots` of each
   std::function<Mishap(size_t)> mishap = [](size_t) { return Mishap::kNone; };
   std::function<uint64_t(size_t)> digest = [](size_t) { return 0; };
   double now_s = 0;
+  int64_t iteration = 0;
   std::vector<Event> events = {};
   std::set<std::pair<size_t, int64_t>> busy = {};
 };
@@ -190,7 +203,7 @@ TEST(Scheduler, UsesNoDeviceThatWouldOnlyDelay) {
   }
 }
 
-TEST(Scheduler, KeepsAStartSmallAndATenthForTheTail) {
+TEST(Scheduler, KeepsAStartSmallAndTakesARestAtOnceThatIsNotWorthAnother) {
   auto list = devices(2);
   for (const int64_t rows : {100, 1000, 4000}) {
     list[0].history.add(rows, 0.01 + 1e-4 * static_cast<double>(rows));
@@ -202,8 +215,46 @@ TEST(Scheduler, KeepsAStartSmallAndATenthForTheTail) {
   const auto first = scheduler.next(0, 0, 0);
   EXPECT_EQ(first->count, 50) << "0.01 s are 2 % of 0.5 s";
   EXPECT_EQ(scheduler.next(1, 0, 0)->count, 1) << "no start";
-  for (int64_t i = 0; i < first->count; ++i) scheduler.deliver(*first, i, 0.51);
-  EXPECT_EQ(scheduler.next(0, 0, 0.51)->count, std::llround(0.9 * static_cast<double>(share - 50)));
+  for (int64_t i = 0; i < first->count; ++i) scheduler.deliver(*first, i, 1, 0.51);
+  EXPECT_EQ(scheduler.next(0, 0, 0.51)->count, share - 50);
+}
+
+TEST(Scheduler, ProbesEachDeviceThoughThereAreFewerShardsThanSlots) {
+  // Fifteen cores and a GPU as fast as all of them. By slots, the GPU would get none of 13 shards.
+  for (const int64_t shards : {2, 13}) {
+    auto list = devices(2);
+    list[0].slots = 15;
+    for (const SharePolicy policy : {SharePolicy::kAffine, SharePolicy::kStealing}) {
+      World world{.truth = {{0, 15e-4}, {1e-3, 1e-4}}};
+      world.slots_of = {15, 1};
+      Scheduler scheduler(list, {.policy = policy});
+      world.iterate(scheduler, shards, 1024);
+      world.iterate(scheduler, shards, 1024);
+      EXPECT_GT(scheduler.history(1).size(), 0U);
+      EXPECT_GT(world.iterate(scheduler, shards, 1024).computed[1], 0) << shards;
+    }
+  }
+}
+
+TEST(Scheduler, FindsTheSplitInThreeIterations) {
+  // Fifteen cores, and GPUs that are 0.2 to 50 times as fast as all of them. A start of a GPU takes
+  // 0.2 ms.
+  for (const double ratio : {0.2, 1.0, 5.0, 50.0})
+    for (const int64_t shards : {80, 800}) {
+      const double core_row_s = 15e-8;
+      const std::vector<Speed> truth = {{2e-6, core_row_s}, {2e-4, core_row_s / 15 / ratio}};
+      World world{.truth = truth};
+      world.slots_of = {15, 1};
+      auto list = devices(2);
+      list[0].slots = 15;
+      Scheduler scheduler(list);
+      double seconds = 0;
+      for (int i = 0; i < 3; ++i) seconds = world.iterate(scheduler, shards, 1024).seconds;
+      const std::vector<DeviceCost> costs = {{2e-6, core_row_s / 15, 1 << 30, 0, 15},
+                                             {truth[1].start_s, truth[1].row_s}};
+      const double best = partition(shards * 1024, costs, 1024).seconds;
+      EXPECT_LT(seconds, 1.05 * best) << ratio << ", " << shards;
+    }
 }
 
 TEST(Scheduler, GivesTheShardsOfASilentDeviceToAnotherAndDropsWhatComesLate) {
@@ -244,7 +295,7 @@ TEST(Scheduler, GivesUpAShardThatFailsWhereverItIsTried) {
     auto lease = scheduler.next(0, 0, 0);
     if (!lease) lease = scheduler.next(1, 0, 0);
     tried.push_back(lease->device);
-    again = scheduler.fail(*lease, 0, "no");
+    again = scheduler.fail(*lease, 0, 1, "no");
   }
   EXPECT_EQ(tried.size(), 3U);
   EXPECT_EQ(tried[1], 1U) << "elsewhere";

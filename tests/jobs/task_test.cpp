@@ -78,14 +78,50 @@ TEST(TreeSum, RefusesASecondPartialOfAShardAndAMissingOne) {
   EXPECT_EQ(sum_of(sum.take(0, 6)).weight, 12);
 }
 
+TEST(TreeSum, IsTheSameSumOfArraysThatATaskAddsInBlocks) {
+  for (const int64_t first : {0, 1, 6, 32}) {
+    TreeSum sum;
+    for (int64_t i = 0; i < first; ++i) sum.add({.first = i, .partial = partial_of(i)});
+    const std::vector<Block> blocks = blocks_of(first, 45 - first, 16);
+    int64_t next = first;
+    for (const Block& block : blocks) {
+      EXPECT_EQ(block.first, next);
+      EXPECT_EQ(block.first % block.count, 0) << "a block of the tree";
+      EXPECT_LE(block.count, 16);
+      next += block.count;
+      ArrayTree array(2);
+      for (int64_t i = 0; i < block.count; ++i) {
+        double* numbers = array.next();
+        EXPECT_EQ(numbers[0], 0);
+        numbers[0] = value(block.first + i);
+        numbers[1] = 1;
+      }
+      sum.add({block.first, block.count, {{array.take()}, 2.0 * static_cast<double>(block.count)}});
+    }
+    EXPECT_EQ(next, 45);
+    const Partial all = sum_of(sum.take(0, 45));
+    EXPECT_EQ(all.tensors[0][0].item<double>(), tree_of(45)) << first;
+    EXPECT_EQ(all.weight, 90);
+  }
+}
+
+TEST(TreeSum, CountsAPartialWithoutTensorsAsZero) {
+  TreeSum sum;
+  sum.add({.first = 1, .partial = partial_of(1)});
+  sum.add({.first = 0, .partial = {}});
+  sum.add({.first = 2, .partial = {}});
+  const Partial all = sum_of(sum.take(0, 3));
+  EXPECT_EQ(all.tensors[0][0].item<double>(), value(1));
+  EXPECT_EQ(all.weight, 2);
+}
+
 TEST(ResidentData, IsCutIntoShardsThatCoverEachRowOnce) {
   const at::Tensor x = at::arange(10, at::kDouble);
   const ResidentData data({x});
   const auto shards = data.shards(4);
-  ASSERT_EQ(shards.size(), 3U);
+  ASSERT_EQ(shards.count(), 3);
   std::vector<at::Tensor> rows;
-  rows.reserve(shards.size());
-  for (const Shard& shard : shards) rows.push_back(rows_of(shard).at(0));
+  for (int64_t i = 0; i < 3; ++i) rows.push_back(rows_of(shards.part(i, 1)).at(0));
   EXPECT_TRUE(at::equal(at::cat(rows), x));
   EXPECT_EQ(rows[1].const_data_ptr<double>(), x.const_data_ptr<double>() + 4)
       << "a view, not a copy";
@@ -95,21 +131,23 @@ TEST(ResidentData, CountsRowsFromWhereItWasTold) {
   const at::Tensor x = at::arange(10, at::kDouble);
   const ResidentData data({x}, 100);
   const auto shards = data.shards(4);
-  ASSERT_EQ(shards.size(), 3U);
-  EXPECT_EQ(shards[1].begin, 104);
-  EXPECT_TRUE(at::equal(rows_of(shards[1]).at(0), x.slice(0, 4, 8)));
+  ASSERT_EQ(shards.count(), 3);
+  EXPECT_EQ(shards.part(1, 1).begin, 104);
+  EXPECT_TRUE(at::equal(rows_of(shards.part(1, 1)).at(0), x.slice(0, 4, 8)));
+  EXPECT_EQ(shards.part(1, 2).size, 6) << "the last shard is short";
+  EXPECT_THROW(shards.part(2, 2), InternalError);
 }
 
 TEST(ResidentData, IsGoneWithItsOwner) {
-  std::vector<Shard> shards;
+  Shards shards;
   {
     const ResidentData data({at::arange(3)});
     shards = data.shards(3);
   }
-  EXPECT_THROW(rows_of(shards[0]), InternalError);
+  EXPECT_THROW(rows_of(shards), InternalError);
 }
 
-Partial sum_task(const Parameters& parameters, const Shard& shard) {
+Partial sum_task(const Parameters& parameters, const Shards& shard) {
   return {{(rows_of(shard).at(0) * parameters.at(0)).sum()}, static_cast<double>(shard.size)};
 }
 const TaskRegistration kSum("test.sum", at::kCPU, sum_task);

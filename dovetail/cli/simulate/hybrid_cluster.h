@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dovetail/base/schema/schema.h"
+#include "dovetail/fit/kmeans/kmeans.h"
 #include "dovetail/jobs/simulate/cluster.h"
 
 namespace dovetail::cli {
@@ -33,7 +34,7 @@ struct HybridCluster {
   };
   struct Job {
     /// `grain` is the number of rows of a shard. Each iteration computes all `rows`.
-    int64_t rows = 819200, grain = 1024, iterations = 10;
+    int64_t rows = 819200, grain = fit::kKMeansGrain, iterations = 10;
     /// Bytes of the parameters that go to each node, and of a node's sum. `update_s` is the seconds
     /// from the sum to new parameters.
     double parameter_bytes = 25600, partial_bytes = 51712, update_s = 0;

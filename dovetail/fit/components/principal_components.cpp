@@ -22,7 +22,7 @@ constexpr int64_t kMore = 8;
 
 /// Parameters: mean (D), directions V (D, R) float64. Partial: sum of z z^T V (D, R) with z = x -
 /// mean.
-jobs::Partial times_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+jobs::Partial times_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
   const at::Tensor x = jobs::rows_of(shard, 0);
   const int64_t dim = x.size(1), num = parameters[1].size(1);
   const auto* rows = x.const_data_ptr<float>();

@@ -80,20 +80,31 @@ int64_t block_rows(int64_t dim) {
   return std::clamp(kBlockFloats / dim / kTileColumns * kTileColumns, kTileColumns, int64_t{256});
 }
 
+/// Calls body(begin, count, sums) for blocks of at most `block` rows that lie within one piece.
+template <class Body>
+HWY_INLINE void for_blocks(const AssignProblem& p, int64_t block, const Body& body) {
+  for (int64_t first = 0; first < p.rows; first += p.grain) {
+    const int64_t end = std::min(first + p.grain, p.rows);
+    double* sums = p.next_sums();
+    for (int64_t begin = first; begin < end; begin += block)
+      body(begin, std::min(block, end - begin), sums);
+  }
+}
+
 int64_t assign_to_many(const AssignProblem& p) {
   const Centres centres(p, /*as_rows=*/false);
   const auto rows = hwy::AllocateAligned<float>(static_cast<size_t>((p.dim + 2) * kTileColumns));
   const int64_t block = block_rows(p.dim);
   NearestRows nearest;
   int64_t changed = 0;
-  for (int64_t begin = 0; begin < p.rows; begin += block) {
-    const int64_t end = std::min(begin + block, p.rows);
+  for_blocks(p, block, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
+    const int64_t end = begin + count;
     for (int64_t i = begin; i < end; i += kTileColumns)
       changed += label_of_many(p, centres, i, std::min(kTileColumns, end - i), rows.get(), nearest);
     const int32_t first = 0;
     for (int64_t i = begin; i < end; ++i)
-      add_run(p.x + i * p.dim, p.dim, &first, 1, p.sums + p.label[i] * p.sums_stride, [] {});
-  }
+      add_run(p.x + i * p.dim, p.dim, &first, 1, sums + p.label[i] * p.sums_stride, [] {});
+  });
   return changed;
 }
 
@@ -105,20 +116,18 @@ int64_t assign_to_few(const AssignProblem& p) {
       label_kernel_of(p.num_centres, std::make_integer_sequence<int, kFewCentres>());
   RowsByLabel by_label;
   int64_t changed = 0;
-  for (int64_t begin = 0; begin < p.rows; begin += block) {
-    const int64_t count = std::min(block, p.rows - begin);
+  for_blocks(p, block, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
     const float* x = p.x + begin * p.dim;
     std::fill_n(by_label.count, p.num_centres, 0);
     ReadAhead ahead{x + block * p.dim, x + 2 * block * p.dim};
-    for (int64_t i = 0; i < count; i += kLanes)
-      changed += label_rows(p, centres, begin + i, std::min(kLanes, count - i), i, by_label, ahead);
+    changed += label_rows(p, centres, begin, count, by_label, ahead);
     const int lines = ahead.lines_for_each(count);
     for (int64_t c = 0; c < p.num_centres; ++c) {
       p.counts[c] += by_label.count[c];
-      add_run(x, p.dim, by_label.row[c], by_label.count[c], p.sums + c * p.sums_stride,
+      add_run(x, p.dim, by_label.row[c], by_label.count[c], sums + c * p.sums_stride,
               [&] HWY_ATTR { ahead.ask(lines); });
     }
-  }
+  });
   return changed;
 }
 #endif
@@ -182,7 +191,12 @@ class Screen {
                 .centres = p.points,
                 .rows = p.rows,
                 .dim = p.dim,
-                .num_centres = p.count},
+                .num_centres = p.count,
+                .label = nullptr,
+                .grain = p.rows,
+                .next_sums = {},
+                .sums_stride = 0,
+                .counts = nullptr},
         centres_(assign_, /*as_rows=*/false),
         rows_(hwy::AllocateAligned<float>(static_cast<size_t>((p.dim + 2) * kTileColumns))) {}
 
@@ -257,15 +271,25 @@ class Screen {
   hwy::AlignedFreeUniquePtr<float[]> rows_;
 };
 
-void AddPotentials(const ClosestProblem& p, double* potentials) {
+/// Calls body(begin, count) for tiles of at most kTileColumns rows, and end(piece) after each
+/// piece. A tile lies within one piece.
+template <class Body, class End>
+HWY_INLINE void for_tiles(const ClosestProblem& p, const Body& body, const End& end) {
+  for (int64_t first = 0, piece = 0; first < p.rows; first += p.grain, ++piece) {
+    const int64_t last = std::min(first + p.grain, p.rows);
+    for (int64_t begin = first; begin < last; begin += kTileColumns)
+      body(begin, std::min(kTileColumns, last - begin));
+    end(piece);
+  }
+}
+
+void AddPotentials(const ClosestProblem& p, const std::function<double*()>& next_sums) {
   const DoubleTag d;
   Screen screen(p);
   const int64_t width = (p.count + kDoubles - 1) / kDoubles * kDoubles;
   // Potentials of the tile's rows, [row][width], where a point is closer; and their sums.
   std::vector<double> lowered(static_cast<size_t>(kTileColumns * width)), sums(width);
-  std::copy_n(potentials, p.count, sums.begin());
-  for (int64_t begin = 0; begin < p.rows; begin += kTileColumns) {
-    const int64_t count = std::min(kTileColumns, p.rows - begin);
+  const auto add_tile = [&](int64_t begin, int64_t count) HWY_ATTR {
     const double* closest = p.closest + begin;
     uint64_t is_lowered = 0;
     screen.for_each_close(begin, count, [&](int64_t i, int64_t c, double square) HWY_ATTR {
@@ -281,22 +305,24 @@ void AddPotentials(const ClosestProblem& p, double* potentials) {
                                                       : hn::Set(d, closest[i]));
       hn::StoreU(sum, d, sums.data() + c);
     }
-  }
-  std::copy_n(sums.begin(), p.count, potentials);
+  };
+  for_tiles(p, add_tile, [&](int64_t) {
+    std::copy_n(sums.begin(), p.count, next_sums());
+    std::fill(sums.begin(), sums.end(), 0.0);
+  });
 }
 
-double IncludePoints(const ClosestProblem& p) {
+void IncludePoints(const ClosestProblem& p, double* sums) {
   Screen screen(p);
   double sum = 0;
-  for (int64_t begin = 0; begin < p.rows; begin += kTileColumns) {
-    const int64_t count = std::min(kTileColumns, p.rows - begin);
+  const auto lower_tile = [&](int64_t begin, int64_t count) HWY_ATTR {
     double* closest = p.closest + begin;
     screen.for_each_close(begin, count, [&](int64_t i, int64_t, double square) HWY_ATTR {
       closest[i] = std::min(closest[i], square);
     });
     for (int64_t i = 0; i < count; ++i) sum += closest[i];
-  }
-  return sum;
+  };
+  for_tiles(p, lower_tile, [&](int64_t piece) { sums[piece] = std::exchange(sum, 0.0); });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -325,12 +351,12 @@ double squared_distances(const float* x, const double* centres, const int32_t* l
   return HWY_DYNAMIC_DISPATCH(SquaredDistances)(x, centres, label, rows, dim, squares);
 }
 
-void add_potentials(const ClosestProblem& problem, double* potentials) {
-  HWY_DYNAMIC_DISPATCH(AddPotentials)(problem, potentials);
+void add_potentials(const ClosestProblem& problem, const std::function<double*()>& next_sums) {
+  HWY_DYNAMIC_DISPATCH(AddPotentials)(problem, next_sums);
 }
 
-double include_points(const ClosestProblem& problem) {
-  return HWY_DYNAMIC_DISPATCH(IncludePoints)(problem);
+void include_points(const ClosestProblem& problem, double* sums) {
+  HWY_DYNAMIC_DISPATCH(IncludePoints)(problem, sums);
 }
 
 }  // namespace dovetail::fit

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 namespace dovetail::fit {
 
@@ -13,13 +14,16 @@ struct AssignProblem {
   const float* shift;     ///< (D): a point near the data
   const double* centres;  ///< (K, D)
   int64_t rows, dim, num_centres;
-  int32_t* label;       ///< (rows): previous labels, replaced by the new ones
-  double* sums;         ///< (K, sums_stride): the rows with label k are added to row k
-  int64_t sums_stride;  ///< row stride of `sums`: a multiple of kSumsPadding, at least D
+  int32_t* label;  ///< (rows): previous labels, replaced by the new ones
+  int64_t grain;   ///< rows are summed in pieces of this size; the last may be shorter
+  /// Called at the beginning of each piece. Returns an array (K, sums_stride). The rows of the
+  /// piece with label k are added to row k.
+  std::function<double*()> next_sums;
+  int64_t sums_stride;  ///< row stride of the sums: a multiple of kSumsPadding, at least D
   int64_t* counts;      ///< (K): the number of rows with label k is added to counts[k]
 };
-/// AssignProblem::sums_stride must be a multiple of this number. Columns of `sums` from D on become
-/// undefined.
+/// AssignProblem::sums_stride must be a multiple of this number. Columns of the sums from D on
+/// become undefined.
 constexpr int64_t kSumsPadding = 8;
 
 /// Maximum number of centres: their indices are held in float32, which is exact up to 2^24.
@@ -35,9 +39,9 @@ constexpr int64_t kMaxCentres = int64_t{1} << 24;
 ///     |c - shift|^2 - 2 (x - shift)(c - shift),
 ///
 /// The comparison uses a bound on the rounding error of the score. If the bound does not prove
-/// which centre is nearest, the row is compared in float64. Rows are added to `sums` in their
-/// order. So labels, sums and counts have the same bits on AVX2 and AVX-512. The same holds if
-/// several calls process consecutive parts of the rows and their sums are added in order.
+/// which centre is nearest, the row is compared in float64. The rows of a piece are added to its
+/// sums in their order. So labels, sums and counts have the same bits on AVX2 and AVX-512. A call
+/// may take any of the pieces.
 int64_t assign_rows(const AssignProblem& problem);
 
 // In the functions below, x_i is row i of x (rows, dim) float32.
@@ -60,16 +64,19 @@ struct ClosestProblem {
   const float* shift;    ///< (dim): a point near the data
   const double* points;  ///< (count, dim)
   int64_t rows, dim, count;
+  int64_t grain;    ///< rows are summed in pieces of this size; the last may be shorter
   double* closest;  ///< (rows): squared distance to the closest chosen point; may be infinite
 };
 
-/// Adds min(closest[i], |x_i - point_j|^2) to potentials[j], for each row i in order. Here point_j
-/// is row j of the points. k-means++ compares candidates by these sums. Distances that matter are
-/// in float64, so sums have the same bits on AVX2 and AVX-512.
-void add_potentials(const ClosestProblem& problem, double* potentials);
+/// Calls next_sums() once for each piece; it returns an array (count). Sets its element j to the
+/// sum of min(closest[i], |x_i - point_j|^2) over the rows i of the piece, in their order. Here
+/// point_j is row j of the points. k-means++ compares candidates by these sums. Distances that
+/// matter are in float64, so sums have the same bits on AVX2 and AVX-512.
+void add_potentials(const ClosestProblem& problem, const std::function<double*()>& next_sums);
 
 /// Replaces closest[i] by min(closest[i], |x_i - point_j|^2 for all j), for each row. Here point_j
-/// is row j of the points. Returns the new sum of `closest`, in the order of the rows.
-double include_points(const ClosestProblem& problem);
+/// is row j of the points. Sets sums[p] to the new sum of `closest` over piece p, in the order of
+/// the rows.
+void include_points(const ClosestProblem& problem, double* sums);
 
 }  // namespace dovetail::fit

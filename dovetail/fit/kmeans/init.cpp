@@ -54,11 +54,12 @@ at::Tensor random_rows(const KMeansData& data, int64_t count, uint64_t seed) {
   return rows_at(data, at::tensor(index, at::kLong));
 }
 
-/// Returns a sum that is the same for any number of threads. Torch's sum of more than kKMeansGrain
+/// Returns a sum that is the same for any number of threads. Torch's sum of more than 32,768
 /// elements is not.
 double sum_in_order(const at::Tensor& x) {
+  constexpr int64_t kPiece = 16384;
   double sum = 0;
-  for (const at::Tensor& part : x.split(kKMeansGrain)) sum += part.sum().item<double>();
+  for (const at::Tensor& part : x.split(kPiece)) sum += part.sum().item<double>();
   return sum;
 }
 

@@ -85,7 +85,7 @@ jobs::Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& p
 }
 
 jobs::Partial KMeansData::run(const char* task, const std::vector<at::Tensor>& parameters,
-                              const std::vector<jobs::Shard>& shards) const {
+                              const jobs::Shards& shards) const {
   return jobs::run_on(workers_.get(), task, parameters, shards);
 }
 
@@ -120,7 +120,7 @@ double KMeansData::include(const at::Tensor& points) {
   // Many points: a matrix product in float32 finds the nearest one faster.
   constexpr int64_t kFew = 16;
   if (points.size(0) <= kFew) {
-    const auto shards = static_cast<int64_t>(resident_.shards(kKMeansGrain).size());
+    const auto shards = resident_.shards(kKMeansGrain).count();
     masses_ = run("kmeans.include", {checked_centres(points, columns()),
                                      at::scalar_tensor(shards, at::kLong), shift_})
                   .tensors[0];

@@ -19,9 +19,9 @@ class Workers;
 namespace dovetail::fit {
 
 /// Rows per shard (unit of work, jobs/shard.h). The number is fixed, so that sums have the same
-/// bits for any number of threads. It is small enough that torch sums this many numbers on one
-/// thread.
-constexpr int64_t kKMeansGrain = 16384;
+/// bits for any number of threads. It is small, so that all cores get work from few rows and end
+/// together. A call of a task computes many shards.
+constexpr int64_t kKMeansGrain = 1024;
 /// Rows of a mini-batch per shard.
 constexpr int64_t kKMeansBatchGrain = 1024;
 
@@ -109,7 +109,7 @@ class KMeansData {
  private:
   jobs::Partial run(const char* task, const std::vector<at::Tensor>& parameters) const;
   jobs::Partial run(const char* task, const std::vector<at::Tensor>& parameters,
-                    const std::vector<jobs::Shard>& shards) const;
+                    const jobs::Shards& shards) const;
   /// Returns the sum of (x - shift) over the rows with each label, (K, D) float64.
   at::Tensor shifted_sums(const jobs::Partial& partial) const;
 

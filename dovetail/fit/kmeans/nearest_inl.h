@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <utility>
 
@@ -155,6 +156,15 @@ struct RowsByLabel {
   int64_t count[kFewCentres];  ///< number of rows of each label
 };
 
+/// The positions of the bits of each byte, ascending, then zeros.
+constexpr std::array<std::array<uint8_t, 8>, 256> kSetBits = [] {
+  std::array<std::array<uint8_t, 8>, 256> all = {};
+  for (size_t byte = 0; byte < 256; ++byte)
+    for (size_t bit = 0, next = 0; bit < 8; ++bit)
+      if ((byte >> bit & 1) != 0) all[byte][next++] = static_cast<uint8_t>(bit);
+  return all;
+}();
+
 /// Prefetches the memory [at, end) of the next block of rows, by cache lines. Most lines are
 /// requested while rows are labelled, and the rest while rows are added to the sums. Requesting all
 /// lines at once would fill the queue of memory requests and stop the arithmetic. A line that was
@@ -300,13 +310,29 @@ HWY_NOINLINE FloatVector settle(const AssignProblem& p, const Centres& centres, 
   return load(index);
 }
 
+/// Stores the lanes of `mask` one after another, and undefined numbers up to kLanes.
+template <class Int, class Mask>
+HWY_INLINE void store_compressed(Int numbers, Mask mask, int32_t* to) {
+  const hn::RebindToSigned<FloatTag> d;
+  if constexpr (kLanes == 8 && HWY_TARGET > HWY_AVX3) {
+    // Compress has a table of its own there, which g++ copies to the stack in each call.
+    uint8_t bits[8] = {};
+    hn::StoreMaskBits(d, mask, bits);
+    const hn::Rebind<uint8_t, decltype(d)> bytes;
+    const auto lanes = hn::PromoteTo(d, hn::LoadU(bytes, kSetBits[bits[0]].data()));
+    hn::StoreU(hn::TableLookupLanes(numbers, hn::IndicesFromVec(d, lanes)), d, to);
+  } else {
+    hn::StoreU(hn::Compress(numbers, mask), d, to);
+  }
+}
+
 /// Sets the labels of `count` rows from row `begin` on, at most kLanes. Appends each row to the
 /// list of its label in `by_label`; row `begin` has the number `first` in its block. Returns the
 /// number of changed labels.
 template <int kCentres>
-HWY_NOINLINE int64_t label_of_few(const AssignProblem& p, const Centres& centres, int64_t begin,
-                                  int64_t count, int64_t first, RowsByLabel& by_label,
-                                  ReadAhead& ahead) {
+HWY_INLINE int64_t label_lanes(const AssignProblem& p, const Centres& centres, int64_t begin,
+                               int64_t count, int64_t first, RowsByLabel& by_label,
+                               ReadAhead& ahead) {
   const hn::RebindToSigned<FloatTag> d;
   const FloatVector norm = load(p.norm + begin, count);
   const Nearest n = nearest_of_few<kCentres>(p, centres, begin, count, norm, ahead);
@@ -323,14 +349,27 @@ HWY_NOINLINE int64_t label_of_few(const AssignProblem& p, const Centres& centres
 #pragma GCC unroll 8
   for (int c = 0; c < kCentres; ++c) {
     const auto mine = hn::And(hn::Eq(label, hn::Set(d, c)), there);
-    hn::StoreU(hn::Compress(row, mine), d, by_label.row[c] + by_label.count[c]);
+    store_compressed(row, mine, by_label.row[c] + by_label.count[c]);
     by_label.count[c] += static_cast<int64_t>(hn::CountTrue(d, mine));
   }
   return static_cast<int64_t>(hn::CountTrue(d, hn::And(hn::Ne(label, hn::Load(d, before)), there)));
 }
 
-using LabelOfFew = int64_t (*)(const AssignProblem&, const Centres&, int64_t, int64_t, int64_t,
-                               RowsByLabel&, ReadAhead&);
+/// Sets the labels of a block of `count` rows from row `begin` on, and groups them. Returns the
+/// number of changed labels.
+template <int kCentres>
+HWY_NOINLINE int64_t label_of_few(const AssignProblem& p, const Centres& centres, int64_t begin,
+                                  int64_t count, RowsByLabel& by_label, ReadAhead& ahead) {
+  int64_t changed = 0, i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    changed += label_lanes<kCentres>(p, centres, begin + i, kLanes, i, by_label, ahead);
+  if (i < count)
+    changed += label_lanes<kCentres>(p, centres, begin + i, count - i, i, by_label, ahead);
+  return changed;
+}
+
+using LabelOfFew = int64_t (*)(const AssignProblem&, const Centres&, int64_t, int64_t, RowsByLabel&,
+                               ReadAhead&);
 template <int... kCentres>
 LabelOfFew label_kernel_of(int64_t centres, std::integer_sequence<int, kCentres...>) {
   static constexpr LabelOfFew kFew[] = {label_of_few<kCentres + 1>...};

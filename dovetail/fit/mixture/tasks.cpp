@@ -65,7 +65,7 @@ class Sums {
 /// Parameters: points (K, D) float64; () bool, true if covariances are full. Data: reads labels.
 /// Partial, for each label: the number of its rows (K), sum of x - point (K, D), and sum of its
 /// products (K, D, D) or squares (K, D).
-jobs::Partial start_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+jobs::Partial start_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
   const auto data = jobs::rows_of(shard);
   const int64_t num = parameters[0].size(0), dim = parameters[0].size(1);
   const auto* x = data[MixtureData::kX].const_data_ptr<float>();
@@ -128,7 +128,7 @@ class Distances {
 /// Parameters, float64, as mixture.cpp computes them: means (K, D), roots (K, D, D) or (K, D),
 /// constants (K). Partial, with responsibilities r: sum r (K), sum r (x - mean) (K, D), and r times
 /// its products (K, D, D) or squares (K, D). The last tensor is the log-likelihood ().
-jobs::Partial expect_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+jobs::Partial expect_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
   const auto data = jobs::rows_of(shard);
   const int64_t num = parameters[0].size(0), dim = parameters[0].size(1);
   const auto* x = data[MixtureData::kX].const_data_ptr<float>();

@@ -17,7 +17,7 @@ namespace {
 /// Calls `take` for blocks of z = x - mean (rows, D), with a 1 after each row as the column of an
 /// intercept.
 template <class Take>
-void for_blocks(const jobs::Shard& shard, const at::Tensor& mean, const Take& take) {
+void for_blocks(const jobs::Shards& shard, const at::Tensor& mean, const Take& take) {
   const at::Tensor rows = jobs::rows_of(shard, RegressionData::kX);
   const int64_t dim = rows.size(1);
   const auto* x = rows.const_data_ptr<float>();
@@ -32,7 +32,7 @@ void for_blocks(const jobs::Shard& shard, const at::Tensor& mean, const Take& ta
 
 /// Parameters: mean (D), near () float64. Partial, with z = x - mean and v = y - near: Z^T Z (D,
 /// D), Z^T v (D), the sum of z (D), and the sums of v and v^2 (2).
-jobs::Partial products_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+jobs::Partial products_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
   const at::Tensor target = jobs::rows_of(shard, RegressionData::kTarget);
   const auto* y = target.const_data_ptr<double>();
   const int64_t dim = parameters[0].size(0);
@@ -68,7 +68,7 @@ jobs::Partial products_task(const jobs::Parameters& parameters, const jobs::Shar
 
 /// Parameters: mean (D), coefficients (D), constant () float64. Partial: sum of (y - z coefficients
 /// - constant)^2.
-jobs::Partial residuals_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+jobs::Partial residuals_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
   const at::Tensor target = jobs::rows_of(shard, RegressionData::kTarget);
   const auto* y = target.const_data_ptr<double>();
   const auto* w = parameters[1].const_data_ptr<double>();
@@ -107,7 +107,7 @@ double derive(double* score, int64_t outputs, int64_t target, bool& right) {
 /// + intercepts. Partial: the gradient of the loss (M, D + 1), with the derivative by the intercept
 /// last; the loss (). The last tensor is the number of rows whose class has the highest score, ()
 /// int64.
-jobs::Partial gradient_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+jobs::Partial gradient_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
   const at::Tensor target = jobs::rows_of(shard, RegressionData::kTarget);
   const auto* y = target.const_data_ptr<int64_t>();
   const int64_t outputs = parameters[0].size(0), dim = parameters[0].size(1);

@@ -16,7 +16,7 @@ std::vector<at::Tensor> with(const at::Tensor& x, std::vector<at::Tensor> more) 
 }
 
 /// Parameters: point (D) float64. Partial (2, D): sums of x - point and of its squares.
-jobs::Partial moments_task(const jobs::Parameters& parameters, const jobs::Shard& shard) {
+jobs::Partial moments_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
   const at::Tensor rows = jobs::rows_of(shard, 0);
   const int64_t dim = rows.size(1);
   const at::Tensor sums = at::zeros({2, dim}, at::kDouble);

@@ -192,7 +192,7 @@ void SimNodeRun::arrive(const Arrival& arrival) {
   const int64_t shard = slot.next_shard++;
   if (throws_at(slot.device, now_s_)) {
     note(SimEvent::What::kThrow, slot, shard);
-    user_check(scheduler_.fail(slot.lease, shard, "it threw"),
+    user_check(scheduler_.fail(slot.lease, shard, 1, "it threw"),
                "hybrid: the simulated job ends at {:.6g} s: shard {} of node {} threw on every "
                "device that tried it",
                now_s_, shard, index_);
@@ -200,7 +200,7 @@ void SimNodeRun::arrive(const Arrival& arrival) {
     return;
   }
   note(SimEvent::What::kDelivery, slot, shard);
-  scheduler_.deliver(slot.lease, shard, now_s_);
+  scheduler_.deliver(slot.lease, shard, 1, now_s_);
   if (slot.next_shard < slot.lease.begin + slot.lease.count) {
     slot.busy = true;
     compute_next(slot, now_s_, false);
@@ -213,7 +213,7 @@ void SimNodeRun::arrive(const Arrival& arrival) {
 }
 
 void SimNodeRun::count() {
-  for (const auto& [shard, device] : scheduler_.take_counted()) {
+  for (const auto& [shard, one, device] : scheduler_.take_counted()) {
     ++counted_[static_cast<size_t>(shard)];
     uses_[device].rows += shard_rows_[static_cast<size_t>(shard)];
     added_s_ = std::max(added_s_, now_s_) + node_.add_s;
