@@ -15,11 +15,12 @@
 //              their rate with settled shares.
 //   runs       fits of five iterations: mean, variance, and standard deviation over the mean of
 //              each side
-//   quality    the same centres give bitwise equal results; silhouettes of ten fits of 8192 x 100
+//   quality    the same centres give bitwise equal results; silhouettes of ten fits of 8192 x 100,
+//              whose eight shards both executors compute
 //
-// The result quotes the paper's table of the same three sides. It has 16 CPU cores, one GPU and
-// both, on other machines and data. A GPU as an executor is not measured here. Exit code 1 when a
-// claim does not hold.
+// The paper's table stands beside the runs, from other machines and data. It has two programs of
+// the Rodinia benchmarks, on 16 cores and on a GPU. Its own ran on 15 cores and a GPU. A GPU as an
+// executor is not measured here. Exit code 1 when a claim does not hold.
 //
 // layer: fit
 #include <ATen/ATen.h>
@@ -246,9 +247,9 @@ Json runs(Sides& sides, const at::Tensor& x, const Options& options, Json& claim
     const char* side;
     double seconds, variance;
   };
-  constexpr std::array<Paper, 3> kPaper = {{{"16 CPU cores", 33.87, 1.079},
-                                            {"1 GPU", 29.83, 0.224},
-                                            {"16 CPU cores and 1 GPU", 23.8, 3.443}}};
+  constexpr std::array<Paper, 3> kPaper = {{{"Rodinia, 16 cores", 33.87, 1.079},
+                                            {"Rodinia, 1 GPU", 29.83, 0.224},
+                                            {"15 cores and 1 GPU", 23.8, 3.443}}};
   fmt::print(
       "\n{} runs of five iterations, k = {}; beside it the paper's table, of its machines and "
       "data\n",
@@ -268,8 +269,7 @@ Json runs(Sides& sides, const at::Tensor& x, const Options& options, Json& claim
                     {"variance", spreads[i].variance}});
   }
   fmt::print("  {:32}{:>10}\n", "one GPU; one GPU and cores", "not measured");
-  fmt::print("  speed-up over the faster part: {:.3f}, in the paper {:.3f}\n",
-             spreads[0].mean_s / spreads[2].mean_s, kPaper[1].seconds / kPaper[2].seconds);
+  fmt::print("  speed-up over the faster part: {:.3f}\n", spreads[0].mean_s / spreads[2].mean_s);
   claim(claims, "the runs of both vary no more, relative to their mean, than runs of a part",
         spreads[2].relative() <= std::max(spreads[0].relative(), spreads[1].relative()));
   return rows;

@@ -35,10 +35,11 @@ struct Table {
 std::string seconds(double s) { return fmt::format("{:.3f}", s); }
 
 Table table_of_node(const ReadingResult& result) {
-  Table table{"One node", {{"devices", "s", "variance", "least s", "paper s", "paper variance"}}};
+  Table table{"One node",
+              {{"devices", "s", "variance", "least s", "in the paper", "s", "variance"}}};
   for (const NodeCase& one : result.one_node)
     table.rows.push_back({one.devices, seconds(one.seconds), fmt::format("{:.4f}", one.variance),
-                          seconds(one.best_s),
+                          seconds(one.best_s), one.paper ? one.paper->program : "-",
                           one.paper ? fmt::format("{}", one.paper->seconds) : "-",
                           one.paper ? fmt::format("{}", one.paper->variance) : "-"});
   return table;
@@ -46,29 +47,27 @@ Table table_of_node(const ReadingResult& result) {
 
 Table table_of_nodes(const ReadingResult& result) {
   Table table{"By number of nodes",
-              {{"nodes", "GPUs a node", "CPU cores s", "GPUs s", "both s",
-                "speed-up over the faster kind", "over one node"}}};
-  double one_node_s = 0;
-  for (const NodesCase& one : result.nodes) {
-    if (one.nodes == 1) one_node_s = one.hybrid_s;
+              {{"nodes", "GPUs a node", "CPU cores s", "GPUs s", "both s", "speed-up of cores",
+                "of GPUs", "of both", "both over the faster kind"}}};
+  for (const NodesCase& one : result.nodes)
     table.rows.push_back({fmt::format("{}", one.nodes), fmt::format("{}", one.gpus),
                           seconds(one.cpu_s), seconds(one.gpu_s), seconds(one.hybrid_s),
-                          fmt::format("{:.3f}x", one.speed_up()),
-                          fmt::format("{:.2f}x", one_node_s / one.hybrid_s)});
-  }
+                          fmt::format("{:.1f}x", one.serial_s / one.cpu_s),
+                          fmt::format("{:.1f}x", one.serial_s / one.gpu_s),
+                          fmt::format("{:.1f}x", one.speed_up()),
+                          fmt::format("{:.3f}x", std::min(one.cpu_s, one.gpu_s) / one.hybrid_s)});
   return table;
 }
 
 Table table_of_tasks(const ReadingResult& result) {
-  Table table{"Time per gradient task: cores and GPUs together",
-              {{"nodes", "GPUs a node", "iteration s", "a core's task s", "a GPU's task s",
-                "a shard on a core s", "a shard on a GPU s"}}};
+  Table table{"Time per gradient task",
+              {{"nodes", "GPUs a node", "iteration of both s", "a core's task s", "a GPU's task s",
+                "a GPU's task with GPUs alone s"}}};
   for (const NodesCase& one : result.nodes)
     table.rows.push_back(
         {fmt::format("{}", one.nodes), fmt::format("{}", one.gpus),
          fmt::format("{:.4f}", one.iteration_s), fmt::format("{:.4f}", one.core_task_s),
-         fmt::format("{:.4f}", one.gpu_task_s), fmt::format("{:.5f}", one.core_shard_s),
-         fmt::format("{:.5f}", one.gpu_shard_s)});
+         fmt::format("{:.4f}", one.gpu_task_s), fmt::format("{:.4f}", one.gpu_alone_task_s)});
   return table;
 }
 
@@ -109,7 +108,8 @@ Json to_json(const ReadingResult& result) {
                                 {"variance", one.variance},
                                 {"least_s", one.best_s}});
     if (one.paper)
-      json["one_node"].back()["paper"] = {{"seconds", one.paper->seconds},
+      json["one_node"].back()["paper"] = {{"program", one.paper->program},
+                                          {"seconds", one.paper->seconds},
                                           {"variance", one.paper->variance}};
   }
   for (const NodesCase& one : result.nodes)
@@ -118,11 +118,11 @@ Json to_json(const ReadingResult& result) {
                              {"cpu_s", one.cpu_s},
                              {"gpu_s", one.gpu_s},
                              {"hybrid_s", one.hybrid_s},
+                             {"serial_s", one.serial_s},
                              {"speed_up", one.speed_up()},
                              {"core_task_s", one.core_task_s},
                              {"gpu_task_s", one.gpu_task_s},
-                             {"core_shard_s", one.core_shard_s},
-                             {"gpu_shard_s", one.gpu_shard_s}});
+                             {"gpu_alone_task_s", one.gpu_alone_task_s}});
   json["claims"] = Json::array();
   for (const Claim& claim : result.claims)
     json["claims"].push_back(
@@ -211,7 +211,7 @@ std::string page(const Studies& studies, const std::string& command) {
       html += html_card(table.title, table.rows);
   }
   html += "<h2>Speed-up and scale</h2>\n<div class=\"charts\">\n" +
-          html_chart(chart_of_speed_up(studies.readings)) +
+          html_chart(chart_of_speed_up(studies.readings[0])) +
           html_chart(chart_of_scale(studies.scale)) + "</div>\n";
   const Table scale = table_of_scale(studies.scale);
   html += html_card(scale.title, scale.rows);
