@@ -4,12 +4,17 @@
 
 #include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "dovetail/base/library.h"
+#include "dovetail/fit/components/principal_components.h"
 #include "dovetail/fit/kmeans/batch.h"
 #include "dovetail/fit/kmeans/init.h"
+#include "dovetail/fit/regression/regression.h"
 
-/// Defines torch.classes.dovetail.KMeansData and torch.ops.dovetail.kmeans_*.
+/// Defines torch.classes.dovetail.KMeansData, torch.ops.dovetail.kmeans_*, pca_fit and
+/// linear_fit.
 namespace dovetail::fit {
 namespace {
 
@@ -49,6 +54,28 @@ Fit fit_batches(const Data& data, const at::Tensor& centres, int64_t batch, int6
           result.inertia, result.iterations, result.converged};
 }
 
+/// Returns directions, variances along them, the total variance, the mean, iterations.
+std::tuple<at::Tensor, at::Tensor, double, at::Tensor, int64_t> pca(
+    const at::Tensor& x, int64_t components, const std::string& solver, int64_t iterations,
+    double tolerance, int64_t seed) {
+  const TableData data("PCA", x, nullptr);
+  const PrincipalResult result = fit_principal(data, {.components = components,
+                                                      .solver = parse_principal_solver(solver),
+                                                      .iterations = iterations,
+                                                      .tolerance = tolerance,
+                                                      .seed = static_cast<uint64_t>(seed)});
+  return {result.directions, result.variances, data.variance().sum().item<double>(), data.mean(),
+          result.iterations};
+}
+
+/// Returns coefficients, intercept, dependent columns.
+std::tuple<at::Tensor, double, std::vector<int64_t>> linear(const at::Tensor& x,
+                                                            const at::Tensor& target, double l2) {
+  RegressionData data(x, target);
+  LinearResult result = fit_linear(data, l2);
+  return {result.coefficients, result.intercept, std::move(result.dependent)};
+}
+
 at::Tensor init(const Data& data, int64_t num_centres, const std::string& name, int64_t seed) {
   return initial_centres(data->data, num_centres, parse_kmeans_init(name),
                          static_cast<uint64_t>(seed));
@@ -71,6 +98,8 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
                                            int64_t seed) {
     return dovetail::fit::batch_rows(rows, batch, iteration, static_cast<uint64_t>(seed));
   }>(m);
+  dovetail::define<"pca_fit", dovetail::fit::pca>(m);
+  dovetail::define<"linear_fit", dovetail::fit::linear>(m);
   dovetail::define<"kmeans_labels", [](const Data& data) { return data->data.labels(); }>(m);
   dovetail::define<"kmeans_distances", [](const Data& data, const at::Tensor& centres) {
     const auto distances = data->data.distances(centres);

@@ -7,6 +7,8 @@
 Functions take and return plain tensors. All but ``gemm`` are differentiable.
 """
 
+import importlib
+
 from dovetail import embedding, moe, mx, plan, recommender
 from dovetail._library import load, version
 from dovetail.functional import (
@@ -26,15 +28,18 @@ load()
 __version__ = version()
 
 
+_ESTIMATORS = {"KMeans": "cluster", "LinearRegression": "linear_model", "PCA": "decomposition"}
+
+
 def __getattr__(name: str):
-    """Import ``KMeans`` on first use, since it needs scikit-learn."""
-    if name != "KMeans":
+    """Import an estimator on first use, since it needs scikit-learn."""
+    if name not in _ESTIMATORS:
         raise AttributeError(f"module 'dovetail' has no attribute {name!r}")
     try:
-        from dovetail.cluster import KMeans
+        module = importlib.import_module(f"dovetail.{_ESTIMATORS[name]}")
     except ModuleNotFoundError as error:
-        raise ImportError(f"dovetail.KMeans needs {error.name}: pip install scikit-learn") from error
-    return KMeans
+        raise ImportError(f"dovetail.{name} needs {error.name}: pip install scikit-learn") from error
+    return getattr(module, name)
 
 
 __all__ = [

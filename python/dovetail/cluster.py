@@ -4,12 +4,12 @@
 """
 
 import warnings
-from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import ClassVar
 
 import numpy as np
 import torch
+from dovetail._rows import Place, rows_of
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin, _fit_context
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_random_state
@@ -115,7 +115,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             RuntimeWarning: ``n_init`` above 1 does nothing with an array of initial centres.
         """
         X = self._checked(X, reset=True)
-        rows, place = _rows_of(X)
+        rows, place = rows_of(X)
         if len(X) < self.n_clusters:
             raise ValueError(f"n_samples={len(X)} should be >= n_clusters={self.n_clusters}.")
         random = check_random_state(self.random_state)
@@ -145,7 +145,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     def predict(self, X):
         """Return the index of the nearest centre of each row: (n_samples) int32."""
         check_is_fitted(self)
-        rows, place = _rows_of(self._checked(X))
+        rows, place = rows_of(self._checked(X))
         data = torch.ops.dovetail.kmeans_data(rows)
         torch.ops.dovetail.kmeans_assign(data, self._centres(place))
         return torch.ops.dovetail.kmeans_labels(data).numpy()
@@ -154,7 +154,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         """Return the Euclidean distance of each row to each centre: (n_samples, n_clusters) float64."""
         check_is_fitted(self)
         X = self._checked(X)
-        place = _Place.of(X)
+        place = Place.of(X)
         centres = self._centres(place)
         pieces = [
             torch.cdist(
@@ -167,7 +167,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     def score(self, X, y=None):
         """Return minus the inertia of X: the sum of squared distances to the nearest centres."""
         check_is_fitted(self)
-        rows, place = _rows_of(self._checked(X))
+        rows, place = rows_of(self._checked(X))
         data, centres = torch.ops.dovetail.kmeans_data(rows), self._centres(place)
         torch.ops.dovetail.kmeans_assign(data, centres)
         return -torch.ops.dovetail.kmeans_distances(data, centres)[1] * place.scale * place.scale
@@ -199,10 +199,10 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     def _checked(self, X, reset: bool = False) -> np.ndarray:
         return validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], order="C", copy=False)
 
-    def _centres(self, place: "_Place") -> torch.Tensor:
+    def _centres(self, place: Place) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(place.shifted(np.array(self.cluster_centers_, dtype=np.float64))))
 
-    def _start(self, X, data, place: "_Place", seed: int, random) -> torch.Tensor:
+    def _start(self, X, data, place: Place, seed: int, random) -> torch.Tensor:
         if isinstance(self.init, str):
             return torch.ops.dovetail.kmeans_init(data, self.n_clusters, self.init, seed)
         given = self.init(X.copy(), self.n_clusters, random_state=random) if callable(self.init) else self.init
@@ -218,45 +218,3 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
                 f" {X.shape[1]}."
             )
         return torch.from_numpy(np.ascontiguousarray(place.shifted(centres)))
-
-
-def _rows_of(X: np.ndarray) -> tuple[torch.Tensor, "_Place"]:
-    place = _Place.of(X)
-    X = place.shifted(X).astype(np.float32, copy=False)
-    return torch.from_numpy(X if X.flags.writeable else X.copy()), place
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Rows in float32: value = origin + scale * x. matrix_rounding.h has the rule for `origin`."""
-
-    origin: np.ndarray | None = None
-    scale: float = 1.0
-
-    @classmethod
-    def of(cls, X: np.ndarray) -> "_Place":
-        if X.size == 0:
-            return cls()
-        # Columns matter in float64 alone, and their extremes take several times as long as the table's.
-        axis = 0 if X.dtype == np.float64 else None
-        least, largest = X.min(axis).astype(np.float64), X.max(axis).astype(np.float64)
-        origin = None
-        if X.dtype == np.float64:
-            with np.errstate(over="ignore"):
-                worth = np.maximum(np.abs(least), np.abs(largest)) > 4 * (largest - least)
-            for column in np.flatnonzero(worth):
-                worth[column] = np.any(X[:, column].astype(np.float32) != X[:, column])
-            if worth.any():
-                origin = np.where(worth, least + (largest - least) / 2, 0.0)
-                least, largest = least - origin, largest - origin
-        exponent = int(np.frexp(max(np.abs(least).max(), np.abs(largest).max()))[1])
-        return cls(origin, 2.0**exponent if abs(exponent) > 40 else 1.0)
-
-    def shifted(self, X: np.ndarray) -> np.ndarray:
-        if self.origin is not None:
-            X = X - self.origin
-        return X if self.scale == 1 else X / self.scale
-
-    def original(self, points: torch.Tensor) -> torch.Tensor:
-        points = points * self.scale
-        return points if self.origin is None else points + torch.from_numpy(self.origin)

@@ -159,16 +159,17 @@ def test_a_logistic_regression_is_that_of_scikit_learn(tmp_path, classes, l2):
     assert result["loss"] == pytest.approx(log_loss(y, oracle.predict_proba(x - middle)), rel=1e-6)
 
 
+@pytest.mark.parametrize("solver", ["auto", "power"])
 @pytest.mark.parametrize("components", [1, 3, 6])
-def test_principal_components_are_those_of_scikit_learn(tmp_path, components):
+def test_principal_components_are_those_of_scikit_learn(tmp_path, components, solver):
     from sklearn.decomposition import PCA
 
     random = np.random.default_rng(5)
     x = (random.normal(0, 1, (6000, 6)) * [9, 7, 5, 3, 2, 1]) @ np.linalg.qr(random.normal(0, 1, (6, 6)))[0] + 1000
     x = x.astype(np.float32)
     np.save(tmp_path / "x.npy", x)
-    words = ["fit", "pca", "--data", "x.npy", "--components", components, "--out", "run", "--tolerance", 1e-11]
-    result = dovetail_json(*words, folder=tmp_path)
+    words = ["fit", "pca", "--data", "x.npy", "--components", components, "--out", "run", "--solver", solver]
+    result = dovetail_json(*words, *(["--tolerance", 1e-11] if solver == "power" else []), folder=tmp_path)
     oracle = PCA(components, svd_solver="full").fit(x.astype(np.float64))
     assert result["converged"]
     assert result["iterations"] <= 2, "its block spans all columns: the best of the span are the components"
@@ -214,6 +215,10 @@ def test_executors_change_nothing_but_who_computes(tmp_path):
         (["logistic", "--target", "x1"], "x1 is 1 in every row"),
         (["pca", "--components", 4], "4 of 3 columns"),
         (["pca", "--l2", 4], "not of `dovetail fit pca`"),
+        (["pca", "--tolerance", 1e-9], "--tolerance is an option of --solver power"),
+        (["pca", "--iterations", 9, "--solver", "covariance"], "--iterations is an option of --solver power"),
+        (["pca", "--seed", 9], "--seed is an option of --solver power"),
+        (["gmm", "--k", 2, "--solver", "power"], "--solver is an option of `dovetail fit pca`"),
         (["linear", "--target", "y", "--seed", 4], "--seed is an option of `dovetail fit gmm`, `pca`, not of"),
         (["forest", "--target", "x1"], "forest"),
         (["pca", "--timeout", 9], "--timeout is about several nodes, but there is one"),

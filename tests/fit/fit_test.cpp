@@ -181,22 +181,42 @@ TEST(Regression, RefusesTargetsThatDoNotFit) {
 
 TEST(Principal, IsTheSameBitsWhoeverComputes) {
   const at::Tensor x = normal({kRows, 12}, 1);
-  expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
-    const PrincipalResult result =
-        fit_principal(TableData("pca", x, workers), {.components = 3, .iterations = 4});
-    return {result.directions, result.variances, result.shares};
-  });
+  for (const PrincipalSolver solver : {PrincipalSolver::kCovariance, PrincipalSolver::kPower})
+    expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
+      const PrincipalResult result = fit_principal(
+          TableData("pca", x, workers), {.components = 3, .solver = solver, .iterations = 4});
+      return {result.directions, result.variances, result.shares};
+    });
+}
+
+TEST(Principal, SolversAgree) {
+  const at::Tensor x = normal({700, 30}, 1) * at::linspace(1, 4, 30);
+  const TableData data("pca", x.contiguous(), nullptr);
+  const auto by = [&](PrincipalSolver solver) {
+    return fit_principal(data, {.components = 5, .solver = solver, .tolerance = 1e-12});
+  };
+  const PrincipalResult one = by(PrincipalSolver::kCovariance), two = by(PrincipalSolver::kPower);
+  EXPECT_EQ(one.iterations, 1);
+  EXPECT_GT(two.iterations, 3);
+  expect_close(one.directions, two.directions, 1e-8);
+  expect_close(one.shares, two.shares, 1e-12);
+  EXPECT_EQ(resolved(PrincipalSolver::kAuto, kMostCovariance), PrincipalSolver::kCovariance);
+  EXPECT_EQ(resolved(PrincipalSolver::kAuto, kMostCovariance + 1), PrincipalSolver::kPower);
 }
 
 TEST(Principal, OfRowsOnALineThereIsOneDirection) {
   const at::Tensor x = (normal({300, 1}, 1) * at::tensor({3.0f, 0.0f, -4.0f})).contiguous();
-  const PrincipalResult result = fit_principal(TableData("pca", x, nullptr), {.components = 2});
-  EXPECT_TRUE(result.converged);
-  expect_close(result.directions.select(1, 0), at::tensor({-0.6, 0.0, 0.8}, at::kDouble), 1e-6);
-  EXPECT_NEAR(result.shares[0].item<double>(), 1, 1e-12);
-  EXPECT_NEAR(result.shares[1].item<double>(), 0, 1e-12);
-  const PrincipalResult none = fit_principal(TableData("pca", at::ones({5, 2}), nullptr), {});
-  EXPECT_EQ(none.shares.sum().item<double>(), 0);
+  for (const PrincipalSolver solver : {PrincipalSolver::kCovariance, PrincipalSolver::kPower}) {
+    const PrincipalResult result =
+        fit_principal(TableData("pca", x, nullptr), {.components = 2, .solver = solver});
+    EXPECT_TRUE(result.converged);
+    expect_close(result.directions.select(1, 0), at::tensor({-0.6, 0.0, 0.8}, at::kDouble), 1e-6);
+    EXPECT_NEAR(result.shares[0].item<double>(), 1, 1e-12);
+    EXPECT_NEAR(result.shares[1].item<double>(), 0, 1e-12);
+    const PrincipalResult none =
+        fit_principal(TableData("pca", at::ones({5, 2}), nullptr), {.solver = solver});
+    EXPECT_EQ(none.shares.sum().item<double>(), 0);
+  }
 }
 
 TEST(MiniBatch, IsTheSameBitsWhoeverComputes) {

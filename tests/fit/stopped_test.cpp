@@ -126,9 +126,10 @@ TEST(Stopped, PrincipalComponentsGoOn) {
   const TableData data("pca", x, nullptr);
   const auto fit = [&](const State& state) {
     Course run;
-    const PrincipalResult result =
-        fit_principal(data, {.components = 3, .tolerance = 1e-3, .state = state},
-                      [&](const PrincipalIteration& line) { run.states.push_back(line.state); });
+    const PrincipalResult result = fit_principal(
+        data,
+        {.components = 3, .solver = PrincipalSolver::kPower, .tolerance = 1e-3, .state = state},
+        [&](const PrincipalIteration& line) { run.states.push_back(line.state); });
     EXPECT_TRUE(result.converged);
     run.iterations = result.iterations;
     run.result = {result.directions, result.variances};

@@ -100,22 +100,34 @@ void declare_models(Arguments& arguments, FitOptions& options) {
       .goes_with({"pca"})
       .range(1, 1 << 20);
   arguments
+      .option(
+          "--solver", "WHAT", &options.solver,
+          fmt::format("covariance: one pass over the rows for their covariance matrix. power: a "
+                      "pass an iteration, for very many columns. auto: covariance up to {} "
+                      "columns ({})",
+                      format_grouped(fit::kMostCovariance), pca.solver))
+      .goes_with({"pca"})
+      .one_of({"auto", "covariance", "power"});
+  arguments
       .option("--iterations", "N", &options.iterations,
-              fmt::format("maximum number of iterations ({}, {}, {})", gmm.iterations,
-                          logistic.iterations, pca.iterations))
+              fmt::format("maximum number of iterations ({}, {}, {} of the solver power)",
+                          gmm.iterations, logistic.iterations, pca.iterations))
       .goes_with({"gmm", "logistic", "pca"})
       .range(1, 1e9);
   arguments
-      .option("--tolerance", "T", &options.tolerance,
-              fmt::format("stop below this value. gmm: change of the log-likelihood of a row ({}). "
-                          "logistic: largest element of the gradient ({}). pca: error of "
-                          "directions, as a part of the largest variance ({})",
-                          gmm.tolerance, logistic.tolerance, pca.tolerance))
+      .option(
+          "--tolerance", "T", &options.tolerance,
+          fmt::format("stop below this value. gmm: change of the log-likelihood of a row ({}). "
+                      "logistic: largest element of the gradient ({}). pca, solver power: error "
+                      "of directions, as a part of the largest variance ({})",
+                      gmm.tolerance, logistic.tolerance, pca.tolerance))
       .goes_with({"gmm", "logistic", "pca"})
       .range(0, 1e30);
   arguments
       .option("--seed", "N", &options.seed,
-              fmt::format("of the start, and of the sample in a picture ({})", gmm.seed))
+              fmt::format("of the start (pca: of the solver power), and of the sample in a picture "
+                          "({})",
+                          gmm.seed))
       .goes_with({"gmm", "pca"})
       .range(0, 9e15);
 }
@@ -219,6 +231,7 @@ class FitCommand : public Command {
         .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
         .command = fmt::format("dovetail fit {} {}{}{} --out {}", model_, table_.data_words(),
                                words, table_.worker_words(), path.string())};
+    if (model_ == "pca") check_solver(options, matrix.x.size(1));
     try {
       model_of(model_).fit(options, context, outcome);
     } catch (const UserError&) {
@@ -240,6 +253,22 @@ class FitCommand : public Command {
   }
 
  private:
+  /// Refuses options of an iteration that the solver does not have.
+  void check_solver(const FitOptions& options, int64_t columns) const {
+    if (fit::resolved(fit::parse_principal_solver(options.solver), columns) ==
+        fit::PrincipalSolver::kPower)
+      return;
+    const char* name = given_.iterations > 0   ? "--iterations"
+                       : given_.tolerance >= 0 ? "--tolerance"
+                       : given_.seed >= 0      ? "--seed"
+                                               : nullptr;
+    if (name != nullptr)
+      throw UserError(fmt::format("dovetail fit pca: {} is an option of --solver power; the "
+                                  "components of {} columns are found in one pass",
+                                  name, columns),
+                      "leave it out, or add --solver power");
+  }
+
   /// Returns the given options, with the model's defaults for all others.
   FitOptions resolved() const {
     FitOptions options = model_of(model_).defaults;
@@ -248,6 +277,7 @@ class FitCommand : public Command {
     if (given_.components > 0) options.components = given_.components;
     if (!given_.covariance.empty()) options.covariance = given_.covariance;
     if (!given_.init.empty()) options.init = given_.init;
+    if (!given_.solver.empty()) options.solver = given_.solver;
     if (given_.l2 >= 0) options.l2 = given_.l2;
     if (given_.regularization >= 0) options.regularization = given_.regularization;
     if (given_.iterations > 0) options.iterations = given_.iterations;
@@ -273,6 +303,7 @@ class FitCommand : public Command {
   FitOptions given_ = {.init = {},
                        .covariance = {},
                        .target = {},
+                       .solver = {},
                        .k = -1,
                        .components = -1,
                        .iterations = -1,

@@ -23,12 +23,13 @@ namespace dovetail::cli {
 /// - target: column to predict
 /// - k: number of components of a mixture
 /// - components: number of principal components
+/// - solver: method for principal components (parse_principal_solver)
 /// - iterations: maximum number of iterations
 /// - tolerance: measure of convergence below which iterations stop
 /// - l2: coefficient of the squared norm of a regression's weights
 /// - regularization: value added to each variance of a mixture
 struct FitOptions {
-  std::string init = "k-means++", covariance = "full", target;
+  std::string init = "k-means++", covariance = "full", target, solver = "auto";
   int64_t k = 0, components = 0, iterations = 0, seed = 0;
   double tolerance = 0, l2 = 0, regularization = 0;
 };

@@ -31,6 +31,7 @@ void fit_pca(const FitOptions& options, const FitContext& context, FitOutcome& o
   const fit::PrincipalResult result = fit::fit_principal(
       data,
       {.components = options.components,
+       .solver = fit::parse_principal_solver(options.solver),
        .iterations = options.iterations,
        .tolerance = options.tolerance,
        .seed = static_cast<uint64_t>(options.seed),
@@ -52,9 +53,10 @@ void fit_pca(const FitOptions& options, const FitContext& context, FitOutcome& o
   json["converged"] = result.converged;
   json["variances"] = list(result.variances);
   json["shares"] = list(result.shares);
-  outcome.verdict = fmt::format(
-      "{} rows of {} columns: {} after {} iterations.", format_grouped(data.rows()), data.columns(),
-      result.converged ? "converged" : "not converged", result.iterations);
+  outcome.verdict =
+      fmt::format("{} rows of {} columns: {} after {} iteration{}.", format_grouped(data.rows()),
+                  data.columns(), result.converged ? "converged" : "not converged",
+                  result.iterations, result.iterations == 1 ? "" : "s");
   double sum = 0;
   std::vector<std::string> names;
   for (int64_t i = 0; i < options.components; ++i) {

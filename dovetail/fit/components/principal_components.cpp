@@ -3,11 +3,16 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <future>
+#include <tuple>
 #include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
+#include "dovetail/base/schema/enum_names.h"
+#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/fit/rows/dense.h"
 #include "dovetail/fit/rows/products_simd.h"
@@ -25,13 +30,12 @@ constexpr int64_t kMore = 8;
 jobs::Partial times_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
   const at::Tensor x = jobs::rows_of(shard, 0);
   const int64_t dim = x.size(1), num = parameters[1].size(1);
-  const auto* rows = x.const_data_ptr<float>();
   const auto* mean = parameters[0].const_data_ptr<double>();
   const at::Tensor sum = at::zeros({dim, num}, at::kDouble);
   std::vector<double> z(static_cast<size_t>(kBlockRows * dim)), along;
   for (int64_t begin = 0; begin < shard.size; begin += kBlockRows) {
     const int64_t count = std::min(kBlockRows, shard.size - begin);
-    subtract_point(rows + begin * dim, mean, count, dim, z.data(), dim);
+    subtract_point(x, begin, mean, count, z.data(), dim);
     along.assign(static_cast<size_t>(count * num), 0);
     add_product({.a = z.data(),
                  .a_row = dim,
@@ -57,6 +61,20 @@ jobs::Partial times_task(const jobs::Parameters& parameters, const jobs::Shards&
   return {{sum}, static_cast<double>(shard.size)};
 }
 const jobs::TaskRegistration kTimes("principal.times", at::kCPU, times_task);
+
+/// Parameters: mean (D) float64. Partial: sum of z z^T with z = x - mean, (D, D) float64. Only its
+/// elements on and above the diagonal are defined.
+jobs::Partial covariance_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
+  const at::Tensor x = jobs::rows_of(shard, 0);
+  const int64_t dim = x.size(1);
+  const at::Tensor sum = at::zeros({dim, dim}, at::kDouble);
+  with_rows(x, 0, [&](const auto* rows) {
+    add_squares(rows, parameters[0].const_data_ptr<double>(), shard.size, dim,
+                sum.mutable_data_ptr<double>());
+  });
+  return {{sum}, static_cast<double>(shard.size)};
+}
+const jobs::TaskRegistration kCovariance("principal.covariance", at::kCPU, covariance_task);
 
 /// Returns a (M, K) times b (K, N), summed in a fixed order.
 at::Tensor times(const at::Tensor& a, const at::Tensor& b) {
@@ -85,15 +103,41 @@ at::Tensor first_directions(int64_t dim, int64_t num, uint64_t seed) {
   return directions;
 }
 
-}  // namespace
+/// Returns the eigenvalues, ascending, and eigenvectors of a symmetric matrix. Reads only its upper
+/// triangle. LAPACK runs on one thread, since its bits depend on their number.
+std::tuple<at::Tensor, at::Tensor> eigen_of_upper(const at::Tensor& a) {
+  return std::async(std::launch::async,
+                    [&] {
+                      compute_alone();
+                      return at::linalg_eigh(a, "U");
+                    })
+      .get();
+}
 
-PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& options,
+PrincipalResult by_covariance(const TableData& data, const PrincipalOptions& options,
                               const std::function<void(const PrincipalIteration&)>& report) {
+  const double begin = now_seconds();
+  const jobs::Partial sums = data.run("principal.covariance", {data.mean()});
+  const at::Tensor covariance = sums.tensors[0] / sums.weight;
+  const auto [values, vectors] = eigen_of_upper(covariance);
   const int64_t dim = data.columns(), wanted = options.components;
-  user_check(wanted >= 1 && wanted <= dim, "principal components: {} of {} columns", wanted, dim);
-  user_check(options.iterations > 0 && options.tolerance >= 0,
-             "principal components: {} iterations and tolerance {}", options.iterations,
-             options.tolerance);
+  const at::Tensor order = at::arange(dim - 1, dim - 1 - wanted, -1, at::kLong);
+  PrincipalResult result{.directions = vectors.index_select(1, order).contiguous(),
+                         .variances = values.index_select(0, order).clamp_min(0),
+                         .iterations = 1,
+                         .converged = true};
+  if (report) {
+    const double all = covariance.diagonal().sum().item<double>();
+    report({.iteration = 1,
+            .explained = all > 0 ? result.variances.sum().item<double>() / all : 0,
+            .seconds = now_seconds() - begin});
+  }
+  return result;
+}
+
+PrincipalResult by_power(const TableData& data, const PrincipalOptions& options,
+                         const std::function<void(const PrincipalIteration&)>& report) {
+  const int64_t dim = data.columns(), wanted = options.components;
   const double all = data.variance().sum().item<double>();
   at::Tensor basis = first_directions(dim, std::min(dim, wanted + kMore), options.seed);
   PrincipalResult result;
@@ -128,6 +172,33 @@ PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& opt
       line.state = {at::scalar_tensor(result.iterations, at::kLong), basis};
     report(line);
   }
+  return result;
+}
+
+}  // namespace
+
+PrincipalSolver parse_principal_solver(std::string_view name) {
+  constexpr std::array<std::string_view, 3> kNames = {"auto", "covariance", "power"};
+  return parse_enum<PrincipalSolver>("principal components", "solver", name, kNames);
+}
+
+PrincipalSolver resolved(PrincipalSolver solver, int64_t columns) {
+  if (solver != PrincipalSolver::kAuto) return solver;
+  return columns <= kMostCovariance ? PrincipalSolver::kCovariance : PrincipalSolver::kPower;
+}
+
+PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& options,
+                              const std::function<void(const PrincipalIteration&)>& report) {
+  const int64_t wanted = options.components;
+  user_check(wanted >= 1 && wanted <= data.columns(), "principal components: {} of {} columns",
+             wanted, data.columns());
+  user_check(options.iterations > 0 && options.tolerance >= 0,
+             "principal components: {} iterations and tolerance {}", options.iterations,
+             options.tolerance);
+  const bool power = resolved(options.solver, data.columns()) == PrincipalSolver::kPower;
+  PrincipalResult result =
+      power ? by_power(data, options, report) : by_covariance(data, options, report);
+  const double all = data.variance().sum().item<double>();
   result.shares = result.variances / (all > 0 ? all : 1);
   for (int64_t i = 0; i < wanted; ++i) {
     const at::Tensor direction = result.directions.select(1, i);

@@ -68,14 +68,14 @@ class Sums {
 jobs::Partial start_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
   const auto data = jobs::rows_of(shard);
   const int64_t num = parameters[0].size(0), dim = parameters[0].size(1);
-  const auto* x = data[MixtureData::kX].const_data_ptr<float>();
+  const at::Tensor& x = data[MixtureData::kX];
   const auto* label = data[MixtureData::kLabels].const_data_ptr<int32_t>();
   const auto* points = parameters[0].const_data_ptr<double>();
   Sums sums(num, dim, parameters[1].item<bool>());
   std::vector<double> y(static_cast<size_t>(dim));
   const double one = 1;
   for (int64_t i = 0; i < shard.size; ++i) {
-    subtract_point(x + i * dim, points + label[i] * dim, 1, dim, y.data(), dim);
+    subtract_point(x, i, points + label[i] * dim, 1, y.data(), dim);
     sums.add(label[i], y.data(), &one, 1, 1);
   }
   return {sums.take(), static_cast<double>(shard.size)};
@@ -131,7 +131,7 @@ class Distances {
 jobs::Partial expect_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
   const auto data = jobs::rows_of(shard);
   const int64_t num = parameters[0].size(0), dim = parameters[0].size(1);
-  const auto* x = data[MixtureData::kX].const_data_ptr<float>();
+  const at::Tensor& x = data[MixtureData::kX];
   auto* label = data[MixtureData::kLabels].mutable_data_ptr<int32_t>();
   const auto *means = parameters[0].const_data_ptr<double>(),
              *constants = parameters[2].const_data_ptr<double>();
@@ -143,7 +143,7 @@ jobs::Partial expect_task(const jobs::Parameters& parameters, const jobs::Shards
   for (int64_t begin = 0; begin < shard.size; begin += kBlockRows) {
     const int64_t rows = std::min(kBlockRows, shard.size - begin);
     for (int64_t k = 0; k < num; ++k) {
-      subtract_point(x + begin * dim, means + k * dim, rows, dim, y.data(), dim);
+      subtract_point(x, begin, means + k * dim, rows, y.data(), dim);
       distances.of(k, y, rows, [&](int64_t i, double square) {
         r[static_cast<size_t>(i * num + k)] = constants[k] - 0.5 * square;
       });
@@ -154,7 +154,7 @@ jobs::Partial expect_task(const jobs::Parameters& parameters, const jobs::Shards
       log_likelihood += of_row.log_sum;
     }
     for (int64_t k = 0; k < num; ++k) {
-      subtract_point(x + begin * dim, means + k * dim, rows, dim, y.data(), dim);
+      subtract_point(x, begin, means + k * dim, rows, y.data(), dim);
       sums.add(k, y.data(), r.data() + k, num, rows);
     }
   }

@@ -69,8 +69,8 @@ at::Tensor deviations(const TableData& table, double l2) {
 
 RegressionData::RegressionData(const at::Tensor& x, const at::Tensor& target,
                                std::shared_ptr<jobs::Workers> workers)
-    : RegressionData(check_rows("regression", x), checked_target(x, target), std::move(workers),
-                     Checked{}) {}
+    : RegressionData(check_rows("regression", x, /*takes_double=*/true), checked_target(x, target),
+                     std::move(workers), Checked{}) {}
 
 RegressionData::RegressionData(const at::Tensor& x, const at::Tensor& target,
                                std::shared_ptr<jobs::Workers> workers, Checked)

@@ -20,12 +20,11 @@ template <class Take>
 void for_blocks(const jobs::Shards& shard, const at::Tensor& mean, const Take& take) {
   const at::Tensor rows = jobs::rows_of(shard, RegressionData::kX);
   const int64_t dim = rows.size(1);
-  const auto* x = rows.const_data_ptr<float>();
   const auto* middle = mean.const_data_ptr<double>();
   std::vector<double> z(static_cast<size_t>(kBlockRows * (dim + 1)), 1);
   for (int64_t begin = 0; begin < shard.size; begin += kBlockRows) {
     const int64_t count = std::min(kBlockRows, shard.size - begin);
-    subtract_point(x + begin * dim, middle, count, dim, z.data(), dim + 1);
+    subtract_point(rows, begin, middle, count, z.data(), dim + 1);
     take(begin, count, z.data());
   }
 }

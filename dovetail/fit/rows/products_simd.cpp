@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "dovetail/fit/rows/products_simd.h"
+#include "hwy/aligned_allocator.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -21,23 +22,27 @@ constexpr int64_t kWide = HWY_LANES(double);
 constexpr int64_t kPanel = 2 * kWide;
 
 /// Computes kRows rows of c from (i, j) on, `columns` (1 to kPanel) wide. With six rows, twelve
-/// sums hide the latency of an FMA.
-template <int kRows>
+/// sums hide the latency of an FMA. If kFull, `columns` is kPanel, and no load needs a mask.
+template <int kRows, bool kFull>
 HWY_INLINE void add_tile(const ProductProblem& p, int64_t i, int64_t j, int64_t columns) {
   const ProductTag d;
   const auto left = static_cast<size_t>(std::min(columns, kWide)),
              right = static_cast<size_t>(columns) - left;
   const auto first = hn::FirstN(d, left), second = hn::FirstN(d, right);
+  const auto load = [&](const double* from, int half) HWY_ATTR {
+    if constexpr (kFull) return hn::LoadU(d, from + half * kWide);
+    return hn::MaskedLoad(half == 0 ? first : second, d, from + half * kWide);
+  };
   hn::Vec<ProductTag> sum[kRows][2];
   double* c = p.c + i * p.c_row + j;
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
-    sum[r][0] = hn::MaskedLoad(first, d, c + r * p.c_row);
-    sum[r][1] = hn::MaskedLoad(second, d, c + r * p.c_row + kWide);
+    sum[r][0] = load(c + r * p.c_row, 0);
+    sum[r][1] = load(c + r * p.c_row, 1);
   }
   const double *a = p.a + i * p.a_row, *b = p.b + j;
   for (int64_t q = 0; q < p.k; ++q, a += p.a_column, b += p.b_row) {
-    const auto b0 = hn::MaskedLoad(first, d, b), b1 = hn::MaskedLoad(second, d, b + kWide);
+    const auto b0 = load(b, 0), b1 = load(b, 1);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const auto element = hn::Set(d, a[r * p.a_row]);
@@ -52,13 +57,197 @@ HWY_INLINE void add_tile(const ProductProblem& p, int64_t i, int64_t j, int64_t 
   }
 }
 
+constexpr int64_t kTallest = 6;
+using AddTile = void (*)(const ProductProblem&, int64_t, int64_t, int64_t);
+template <int kRows>
+void add_rows(const ProductProblem& p, int64_t i, int64_t j, int64_t columns) {
+  columns == kPanel ? add_tile<kRows, true>(p, i, j, columns)
+                    : add_tile<kRows, false>(p, i, j, columns);
+}
+constexpr AddTile kAddRows[] = {add_rows<1>, add_rows<2>, add_rows<3>,
+                                add_rows<4>, add_rows<5>, add_rows<6>};
+
 void AddProduct(const ProductProblem& p) {
   for (int64_t j = 0; j < p.n; j += kPanel) {
     const int64_t columns = std::min(kPanel, p.n - j);
-    int64_t i = 0;
-    for (; i + 6 <= p.m; i += 6) add_tile<6>(p, i, j, columns);
-    for (; i < p.m; ++i) add_tile<1>(p, i, j, columns);
+    for (int64_t i = 0; i < p.m; i += kTallest) {
+      const int64_t tall = std::min(kTallest, p.m - i);
+      kAddRows[tall - 1](p, i, j, columns);
+    }
   }
+}
+
+using RowTag = hn::Rebind<float, ProductTag>;
+
+/// Loads float32 or float64 as float64: a vector, or its first `count` elements and zeros.
+HWY_INLINE hn::Vec<ProductTag> widen(const float* x) {
+  return hn::PromoteTo(ProductTag(), hn::LoadU(RowTag(), x));
+}
+HWY_INLINE hn::Vec<ProductTag> widen(const double* x) { return hn::LoadU(ProductTag(), x); }
+HWY_INLINE hn::Vec<ProductTag> widen(const float* x, size_t count) {
+  const RowTag f;
+  return hn::PromoteTo(ProductTag(), hn::MaskedLoad(hn::FirstN(f, count), f, x));
+}
+HWY_INLINE hn::Vec<ProductTag> widen(const double* x, size_t count) {
+  const ProductTag d;
+  return hn::MaskedLoad(hn::FirstN(d, count), d, x);
+}
+
+/// Returns x - point for a vector of columns, or for its first `count` columns and zeros.
+template <class T>
+HWY_INLINE hn::Vec<ProductTag> minus(const T* x, const double* point) {
+  return hn::Sub(widen(x), widen(point));
+}
+template <class T>
+HWY_INLINE hn::Vec<ProductTag> minus(const T* x, const double* point, size_t count) {
+  return hn::Sub(widen(x, count), widen(point, count));
+}
+
+// A block of z is packed into panels of kSquareColumns columns, [panel][row][kSquareColumns]. Two
+// panels of a block fit the first-level cache. A tile has kSquareRows columns of one panel as its
+// rows, and all columns of another.
+constexpr int kSquareVectors = 3;
+constexpr int64_t kSquareColumns = kSquareVectors * kWide, kSquareBlock = 128;
+constexpr int kSquareRows = kWide >= 8 ? 8 : 4;
+
+/// Packs z of `rows` rows. Rows are read as they lie in memory, which suits the prefetcher.
+template <class T>
+HWY_INLINE void pack_block(const T* x, const double* point, int64_t rows, int64_t dim,
+                           double* panels) {
+  const ProductTag d;
+  for (int64_t i = 0; i < rows; ++i, x += dim, panels += kSquareColumns) {
+    double* to = panels;
+    int64_t j = 0;
+    for (; j + kSquareColumns <= dim; j += kSquareColumns, to += rows * kSquareColumns)
+#pragma GCC unroll 3
+      for (int v = 0; v < kSquareVectors; ++v)
+        hn::Store(minus(x + j + v * kWide, point + j + v * kWide), d, to + v * kWide);
+    for (int v = 0; j < dim && v < kSquareVectors; ++v) {
+      const auto left = static_cast<size_t>(std::clamp<int64_t>(dim - j - v * kWide, 0, kWide));
+      hn::Store(minus(x + j + v * kWide, point + j + v * kWide, left), d, to + v * kWide);
+    }
+  }
+}
+
+/// Tile of sums: `tall` rows, at most kSquareRows, of `columns` elements, at most kSquareColumns.
+struct SquareTile {
+  double* sum;
+  int64_t stride, tall, columns;
+};
+
+/// Adds to the tile the products of columns of `left` with all columns of `right`, over all rows of
+/// the packed panels. Leaves out the first kFrom vectors of each row of the tile. If kFull, the
+/// tile has all rows and columns, and no access needs a mask.
+template <int kFrom, bool kFull>
+HWY_NOINLINE void add_square(const double* left, const double* right, int64_t rows,
+                             const SquareTile& to) {
+  const ProductTag d;
+  const auto there = [&](int r, int v) HWY_ATTR {
+    const int64_t count = r < to.tall ? std::clamp<int64_t>(to.columns - v * kWide, 0, kWide) : 0;
+    return hn::FirstN(d, static_cast<size_t>(count));
+  };
+  hn::Vec<ProductTag> tile[kSquareRows][kSquareVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kSquareRows; ++r)
+#pragma GCC unroll 3
+    for (int v = kFrom; v < kSquareVectors; ++v) {
+      const double* from = to.sum + r * to.stride + v * kWide;
+      tile[r][v] = kFull ? hn::LoadU(d, from) : hn::MaskedLoad(there(r, v), d, from);
+    }
+  for (int64_t i = 0; i < rows; ++i, left += kSquareColumns, right += kSquareColumns) {
+    hn::Vec<ProductTag> b[kSquareVectors];
+#pragma GCC unroll 3
+    for (int v = kFrom; v < kSquareVectors; ++v) b[v] = hn::Load(d, right + v * kWide);
+#pragma GCC unroll 8
+    for (int r = 0; r < kSquareRows; ++r) {
+      const auto a = hn::Set(d, left[r]);
+#pragma GCC unroll 3
+      for (int v = kFrom; v < kSquareVectors; ++v) tile[r][v] = hn::MulAdd(a, b[v], tile[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kSquareRows; ++r)
+#pragma GCC unroll 3
+    for (int v = kFrom; v < kSquareVectors; ++v) {
+      double* at = to.sum + r * to.stride + v * kWide;
+      if constexpr (kFull)
+        hn::StoreU(tile[r][v], d, at);
+      else
+        hn::BlendedStore(tile[r][v], there(r, v), d, at);
+    }
+}
+
+using AddSquare = void (*)(const double*, const double*, int64_t, const SquareTile&);
+template <int kFrom>
+AddSquare square_of(const SquareTile& to) {
+  const bool full = to.tall == kSquareRows && to.columns == kSquareColumns;
+  return full ? add_square<kFrom, true> : add_square<kFrom, false>;
+}
+
+template <class T>
+void AddSquares(const T* x, const double* point, int64_t rows, int64_t dim, double* sum) {
+  const int64_t panels = (dim + kSquareColumns - 1) / kSquareColumns;
+  const auto packed =
+      hwy::AllocateAligned<double>(static_cast<size_t>(panels * kSquareColumns * kSquareBlock));
+  for (int64_t begin = 0; begin < rows; begin += kSquareBlock) {
+    const int64_t count = std::min(kSquareBlock, rows - begin);
+    pack_block(x + begin * dim, point, count, dim, packed.get());
+    const auto add = [&](int64_t i, int64_t r, int64_t j) {
+      const int64_t row = i * kSquareColumns + r, column = j * kSquareColumns;
+      const SquareTile to{.sum = sum + row * dim + column,
+                          .stride = dim,
+                          .tall = std::min<int64_t>(kSquareRows, dim - row),
+                          .columns = std::min(kSquareColumns, dim - column)};
+      // On the diagonal, vectors that end before column `row` are below it.
+      const int64_t from = i == j ? r / kWide : 0;
+      const AddSquare square = from == 0   ? square_of<0>(to)
+                               : from == 1 ? square_of<1>(to)
+                                           : square_of<2>(to);
+      square(packed.get() + i * count * kSquareColumns + r,
+             packed.get() + j * count * kSquareColumns, count, to);
+    };
+    for (int64_t j = 0; j < panels; ++j)
+      for (int64_t i = 0; i <= j; ++i)
+        for (int64_t r = 0; r < kSquareColumns && i * kSquareColumns + r < dim; r += kSquareRows)
+          add(i, r, j);
+  }
+}
+
+template <class T>
+void AddMoments(const T* x, const double* point, int64_t rows, int64_t dim, double* first,
+                double* second) {
+  const ProductTag d;
+  for (int64_t i = 0; i < rows; ++i, x += dim) {
+    int64_t j = 0;
+    for (; j + kWide <= dim; j += kWide) {
+      const auto y = minus(x + j, point + j);
+      hn::StoreU(hn::Add(hn::LoadU(d, first + j), y), d, first + j);
+      hn::StoreU(hn::MulAdd(y, y, hn::LoadU(d, second + j)), d, second + j);
+    }
+    if (j == dim) continue;
+    const auto left = static_cast<size_t>(dim - j);
+    const auto there = hn::FirstN(d, left);
+    const auto y = minus(x + j, point + j, left);
+    hn::BlendedStore(hn::Add(hn::MaskedLoad(there, d, first + j), y), there, d, first + j);
+    hn::BlendedStore(hn::MulAdd(y, y, hn::MaskedLoad(there, d, second + j)), there, d, second + j);
+  }
+}
+
+void AddSquaresOfFloat(const float* x, const double* point, int64_t rows, int64_t dim,
+                       double* sum) {
+  AddSquares(x, point, rows, dim, sum);
+}
+void AddSquaresOfDouble(const double* x, const double* point, int64_t rows, int64_t dim,
+                        double* sum) {
+  AddSquares(x, point, rows, dim, sum);
+}
+void AddMomentsOfFloat(const float* x, const double* point, int64_t rows, int64_t dim,
+                       double* first, double* second) {
+  AddMoments(x, point, rows, dim, first, second);
+}
+void AddMomentsOfDouble(const double* x, const double* point, int64_t rows, int64_t dim,
+                        double* first, double* second) {
+  AddMoments(x, point, rows, dim, first, second);
 }
 
 }  // namespace
@@ -70,8 +259,28 @@ HWY_AFTER_NAMESPACE();
 namespace dovetail::fit {
 
 HWY_EXPORT(AddProduct);
+HWY_EXPORT(AddSquaresOfFloat);
+HWY_EXPORT(AddSquaresOfDouble);
+HWY_EXPORT(AddMomentsOfFloat);
+HWY_EXPORT(AddMomentsOfDouble);
 
 void add_product(const ProductProblem& problem) { HWY_DYNAMIC_DISPATCH(AddProduct)(problem); }
+
+void add_squares(const float* x, const double* point, int64_t rows, int64_t dim, double* sum) {
+  HWY_DYNAMIC_DISPATCH(AddSquaresOfFloat)(x, point, rows, dim, sum);
+}
+void add_squares(const double* x, const double* point, int64_t rows, int64_t dim, double* sum) {
+  HWY_DYNAMIC_DISPATCH(AddSquaresOfDouble)(x, point, rows, dim, sum);
+}
+
+void add_moments(const float* x, const double* point, int64_t rows, int64_t dim, double* first,
+                 double* second) {
+  HWY_DYNAMIC_DISPATCH(AddMomentsOfFloat)(x, point, rows, dim, first, second);
+}
+void add_moments(const double* x, const double* point, int64_t rows, int64_t dim, double* first,
+                 double* second) {
+  HWY_DYNAMIC_DISPATCH(AddMomentsOfDouble)(x, point, rows, dim, first, second);
+}
 
 }  // namespace dovetail::fit
 #endif

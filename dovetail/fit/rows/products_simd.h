@@ -22,4 +22,18 @@ struct ProductProblem {
 /// are also the same if k is split into several calls.
 void add_product(const ProductProblem& problem);
 
+/// Adds z^T z to `sum` (dim, dim), with z = x - point for rows x (rows, dim). Only the elements on
+/// and above the diagonal are computed; the others become undefined. `point` has `dim` elements.
+/// Each element adds its products in the order of the rows, with one rounding per product. So bits
+/// are the same on AVX2 and AVX-512, and for any division of the rows into calls.
+void add_squares(const float* x, const double* point, int64_t rows, int64_t dim, double* sum);
+void add_squares(const double* x, const double* point, int64_t rows, int64_t dim, double* sum);
+
+/// Adds the sum of y to `first` (dim), and the sum of y^2 to `second` (dim), with y = x - point for
+/// rows x (rows, dim). Sums have the order and rounding of add_squares.
+void add_moments(const float* x, const double* point, int64_t rows, int64_t dim, double* first,
+                 double* second);
+void add_moments(const double* x, const double* point, int64_t rows, int64_t dim, double* first,
+                 double* second);
+
 }  // namespace dovetail::fit

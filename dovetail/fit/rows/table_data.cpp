@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "dovetail/fit/rows/products_simd.h"
 #include "dovetail/fit/rows/rows.h"
 #include "dovetail/jobs/workers.h"
 
@@ -20,15 +21,10 @@ jobs::Partial moments_task(const jobs::Parameters& parameters, const jobs::Shard
   const at::Tensor rows = jobs::rows_of(shard, 0);
   const int64_t dim = rows.size(1);
   const at::Tensor sums = at::zeros({2, dim}, at::kDouble);
-  const auto* x = rows.const_data_ptr<float>();
-  const auto* point = parameters[0].const_data_ptr<double>();
-  double *first = sums.mutable_data_ptr<double>(), *second = first + dim;
-  for (int64_t i = 0; i < shard.size; ++i, x += dim)
-    for (int64_t p = 0; p < dim; ++p) {
-      const double y = static_cast<double>(x[p]) - point[p];
-      first[p] += y;
-      second[p] += y * y;
-    }
+  auto* first = sums.mutable_data_ptr<double>();
+  with_rows(rows, 0, [&](const auto* x) {
+    add_moments(x, parameters[0].const_data_ptr<double>(), shard.size, dim, first, first + dim);
+  });
   return {{sums}, static_cast<double>(shard.size)};
 }
 const jobs::TaskRegistration kMoments("table.moments", at::kCPU, moments_task);
@@ -37,7 +33,9 @@ const jobs::TaskRegistration kMoments("table.moments", at::kCPU, moments_task);
 
 TableData::TableData(const char* who, const at::Tensor& x, std::shared_ptr<jobs::Workers> workers,
                      std::vector<at::Tensor> more)
-    : x_(check_rows(who, x)), resident_(with(x, std::move(more))), workers_(std::move(workers)) {
+    : x_(check_rows(who, x, /*takes_double=*/true)),
+      resident_(with(x, std::move(more))),
+      workers_(std::move(workers)) {
   const at::Tensor point = near_point(x).to(at::kDouble);
   if (!at::isfinite(point).all().item<bool>()) refuse_values(who, x);
   const at::Tensor moments = run("table.moments", {point}).tensors[0] / static_cast<double>(rows());
