@@ -47,11 +47,19 @@ OperatorKind kind_of(std::string_view name) {
   return std::find(kGemmNames.begin(), kGemmNames.end(), name) != kGemmNames.end() ? kGemm : kOther;
 }
 
+// Returns the name that the system has for the calling thread.
+std::string name_of_this_thread() {
+  std::array<char, 16> name{};
+  ::pthread_getname_np(::pthread_self(), name.data(), name.size());
+  return name.data();
+}
+
 // Events recorded by one thread. Only that thread writes them. Its mutex is contended only by the
 // reader at the end.
 struct ThreadLog {
   std::mutex mutex;
   int64_t thread_id = ::syscall(SYS_gettid);
+  std::string thread_name = name_of_this_thread();
   std::vector<Event> events;
   std::vector<std::string> names;
   std::unordered_map<std::string, int32_t> name_index;
@@ -122,6 +130,9 @@ void for_each_log(Visit visit) {
 }
 
 void append_json(std::string& out, ThreadLog& log, int process) {
+  out += fmt::format(
+      ",\n{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":{},\"tid\":{},\"args\":{{\"name\":{}}}}}",
+      process, log.thread_id, nlohmann::json(printable(log.thread_name)).dump());
   std::vector<std::string> quoted;
   for (const std::string& name : log.names)
     quoted.push_back(nlohmann::json(printable(name)).dump());

@@ -54,8 +54,8 @@ Fit fit_batches(const Data& data, const at::Tensor& centres, int64_t batch, int6
           result.inertia, result.iterations, result.converged};
 }
 
-/// Returns directions, variances along them, the total variance, the mean, iterations.
-std::tuple<at::Tensor, at::Tensor, double, at::Tensor, int64_t> pca(
+/// Returns directions, variances along them, the total variance, the mean, iterations, converged.
+std::tuple<at::Tensor, at::Tensor, double, at::Tensor, int64_t, bool> pca(
     const at::Tensor& x, int64_t components, const std::string& solver, int64_t iterations,
     double tolerance, int64_t seed) {
   const TableData data("PCA", x, nullptr);
@@ -64,8 +64,8 @@ std::tuple<at::Tensor, at::Tensor, double, at::Tensor, int64_t> pca(
                                                       .iterations = iterations,
                                                       .tolerance = tolerance,
                                                       .seed = static_cast<uint64_t>(seed)});
-  return {result.directions, result.variances, data.variance().sum().item<double>(), data.mean(),
-          result.iterations};
+  return {result.directions, result.variances,  data.variance().sum().item<double>(),
+          data.mean(),       result.iterations, result.converged};
 }
 
 /// Returns coefficients, intercept, dependent columns.

@@ -1,19 +1,50 @@
 #include "dovetail/jobs/device_copies.h"
 
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <iterator>
+
 namespace dovetail::jobs {
 
-at::Tensor DeviceCopies::of(const at::Tensor& original) {
-  if (original.device() == device_) return original;
-  const std::lock_guard lock(mutex_);
+DeviceCopies::Copy& DeviceCopies::copy_of(const at::Tensor& original) {
   const Key key(original.storage().unsafeGetStorageImpl(), original.storage_offset(),
                 original.numel());
   if (const auto found = copies_.find(key);
       found != copies_.end() && !found->second.original.expired())
-    return found->second.copy;
+    return found->second;
   std::erase_if(copies_, [](const auto& entry) { return entry.second.original.expired(); });
-  at::Tensor copy = original.to(device_);
-  copies_.insert_or_assign(key, Copy{original.storage().getWeakStorageImpl(), copy});
-  return copy;
+  Copy copy{original.storage().getWeakStorageImpl(),
+            at::empty_like(original, original.options().device(device_))};
+  return copies_.insert_or_assign(key, std::move(copy)).first->second;
+}
+
+at::Tensor DeviceCopies::whole(const at::Tensor& original) {
+  return original.device() == device_ ? original : original.to(device_);
+}
+
+at::Tensor DeviceCopies::rows(const at::Tensor& original, int64_t begin, int64_t size) {
+  if (original.device() == device_) return original.narrow(0, begin, size);
+  const std::lock_guard lock(mutex_);
+  Copy& copy = copy_of(original);
+  // Transfers the gaps between ranges that are there, and joins all of them into one range.
+  int64_t first = begin, last = begin + size, next = begin;
+  auto range = copy.there.upper_bound(begin);
+  if (range != copy.there.begin() && std::prev(range)->second >= begin) --range;
+  while (range != copy.there.end() && range->first <= begin + size) {
+    if (range->first > next)
+      copy.copy.narrow(0, next, range->first - next)
+          .copy_(original.narrow(0, next, range->first - next));
+    next = std::max(next, range->second);
+    first = std::min(first, range->first);
+    last = std::max(last, range->second);
+    range = copy.there.erase(range);
+  }
+  if (next < begin + size)
+    copy.copy.narrow(0, next, begin + size - next)
+        .copy_(original.narrow(0, next, begin + size - next));
+  copy.there.emplace(first, last);
+  return copy.copy.narrow(0, begin, size);
 }
 
 }  // namespace dovetail::jobs

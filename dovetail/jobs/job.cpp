@@ -75,16 +75,17 @@ ShardResult Job::compute(int64_t first, int64_t count, DeviceCopies& copies) con
   const c10::Device here = shards_.location, there = copies.device();
   std::vector<at::Tensor> rows, whole;
   Parameters parameters;
+  const Shards part = shards_.part(first, count);
   for (size_t i = 0; i < data_.size(); ++i) {
     const at::Tensor own = narrow(data_[i], first, count);
     const bool is_written = std::ranges::find(writes_, i) != writes_.end();
     rows.push_back(is_written
                        ? own.to(there, own.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
-                       : copies.of(own));
+                       : copies.rows(data_[i], part.begin - shards_.begin, part.size));
   }
   for (const at::Tensor& tensor : whole_) whole.push_back(copies.of(tensor));
   for (const at::Tensor& parameter : parameters_) parameters.push_back(copies.of(parameter));
-  Shards shards = shards_.part(first, count);
+  Shards shards = part;
   const ResidentData copy(rows, shards.begin, std::move(whole));
   shards.data = copy.id();
   shards.location = there;

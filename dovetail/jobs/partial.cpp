@@ -12,15 +12,15 @@
 namespace dovetail::jobs {
 
 void Partial::add(const Partial& other) {
+  weight += other.weight;
   if (other.tensors.empty()) return;
   if (tensors.empty()) {
-    *this = other;
+    tensors = other.tensors;
     return;
   }
   DOVETAIL_CHECK(tensors.size() == other.tensors.size(), "{} tensors and {}", tensors.size(),
                  other.tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) tensors[i].add_(other.tensors[i]);
-  weight += other.weight;
 }
 
 void TreeSum::add(BlockSum block) {

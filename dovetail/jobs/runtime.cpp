@@ -3,6 +3,7 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <charconv>
@@ -101,11 +102,13 @@ struct Runtime::State {
   std::optional<Lease> ask(size_t executor, int64_t slot);
   Scheduler& scheduler_for(const std::string& key);
   void drive(std::unique_lock<std::mutex>& lock);
+  void finish_job(double begin_s);
   std::string speed_key(const std::string& key, size_t executor) const;
 
   std::vector<ExecutorSpec> executors;
   std::deque<DeviceCopies> copies;  ///< copies of the data, by executor
   std::vector<Report> reports;
+  LastJob last_job;
   RuntimeOptions options;
   std::optional<SpeedStore> store;
 
@@ -116,10 +119,13 @@ struct Runtime::State {
   Scheduler* scheduler = nullptr;               ///< scheduler of the current job
   /// Results by first shard and executor, while no result of the shards counts yet.
   std::map<std::pair<int64_t, size_t>, ShardResult> delivered;
+  std::vector<int64_t> rows_before;  ///< Report::rows of each executor before the current job
+  std::vector<double> done_s;        ///< time of each executor's last result in the current job
   std::vector<int64_t> shard_rows;
   /// Number of accepted shards, and of threads in `accept`, for which the driver waits.
   int64_t accepted = 0, accepting = 0;
   std::exception_ptr error;
+  double job_s = 0;   ///< seconds of all jobs that succeeded
   double wake_s = 0;  ///< time at which the driver wakes by itself
   bool stopping = false;
 
@@ -139,7 +145,8 @@ Runtime::Runtime(const std::vector<ExecutorSpec>& executors, RuntimeOptions opti
   check_gpus(executors);
   state_->executors = executors;
   for (std::string& name : names_of(executors))
-    state_->reports.push_back({.name = std::move(name)});
+    state_->reports.push_back(
+        {.name = std::move(name), .threads = executors[state_->reports.size()].threads});
   for (const ExecutorSpec& executor : executors) state_->copies.emplace_back(executor.device);
   state_->options = std::move(options);
   state_->store.emplace(state_->options.speeds);
@@ -178,6 +185,9 @@ Runtime::State::~State() {
 void Runtime::State::work(size_t executor, int64_t slot, std::optional<int> processor) {
   if (processor) bind_thread(*processor);
   compute_alone();
+  // The name of the thread's lane in a trace; the system keeps 15 characters.
+  ::pthread_setname_np(::pthread_self(),
+                       fmt::format("{} .{}", reports[executor].name, slot).substr(0, 15).c_str());
   std::unique_lock lock(mutex);
   while (!stopping) {
     const auto lease = ask(executor, slot);
@@ -186,9 +196,11 @@ void Runtime::State::work(size_t executor, int64_t slot, std::optional<int> proc
       continue;
     }
     const std::shared_ptr<Job> current = job;
+    const double begin = now_seconds();
     lock.unlock();
     work_on(current, *lease);
     lock.lock();
+    reports[executor].busy_s += now_seconds() - begin;
   }
 }
 
@@ -249,11 +261,14 @@ bool Runtime::State::compute(const std::shared_ptr<Job>& current, const Lease& l
     reason = exception.what();
   }
   const std::lock_guard lock(mutex);
-  if (current != job) return false;
+  if (current != job || error) return false;
   if (!thrown) return true;
   log_info("hybrid: {} failed: {}", reports[lease.device].name, reason);
   try {
     if (!scheduler->fail(lease, block.first, block.count, reason)) end_with(thrown);
+  } catch (const DevicesLost&) {
+    // The task is at fault if it threw on all devices.
+    end_with(scheduler->take_back() ? thrown : std::current_exception());
   } catch (...) {
     end_with(std::current_exception());
   }
@@ -271,8 +286,11 @@ void Runtime::State::deliver(const std::shared_ptr<Job>& current, const Lease& l
     std::unique_lock lock(mutex);
     if (current != job) return;
     try {
-      if (scheduler->deliver(lease, block.first, block.count, now_seconds(), digests[i]))
+      const double now_s = now_seconds();
+      if (scheduler->deliver(lease, block.first, block.count, now_s, digests[i])) {
         delivered.emplace(std::pair(block.first, lease.device), std::move(results[i]));
+        done_s[lease.device] = now_s;
+      }
       accept(lock);
     } catch (...) {
       end_with(std::current_exception());
@@ -313,6 +331,20 @@ bool Runtime::State::accept(std::unique_lock<std::mutex>& lock) {
   if (is_over()) finished.notify_one();
   changed.notify_all();
   return true;
+}
+
+/// Records the course of a job that began at begin_s. Must hold the lock.
+void Runtime::State::finish_job(double begin_s) {
+  last_job = {.seconds = now_seconds() - begin_s};
+  double first = std::numeric_limits<double>::infinity(), last = begin_s;
+  for (size_t i = 0; i < reports.size(); ++i) {
+    last_job.rows.push_back(reports[i].rows - rows_before[i]);
+    if (last_job.rows.back() == 0) continue;
+    first = std::min(first, done_s[i]);
+    last = std::max(last, done_s[i]);
+  }
+  last_job.apart_s = std::max(0.0, last - first);
+  job_s += last_job.seconds;
 }
 
 std::string Runtime::State::speed_key(const std::string& key, size_t executor) const {
@@ -365,7 +397,11 @@ std::vector<BlockSum> Runtime::run_blocks(const std::string& task, const Paramet
   s.shard_rows = job->shard_rows();
   s.accepted = 0;
   s.error = nullptr;
-  s.scheduler->begin(s.shard_rows, now_seconds());
+  const double begin_s = now_seconds();
+  s.rows_before.clear();
+  for (const Report& report : s.reports) s.rows_before.push_back(report.rows);
+  s.done_s.assign(s.reports.size(), begin_s);
+  s.scheduler->begin(s.shard_rows, begin_s);
   s.job = job;
   s.changed.notify_all();
   s.drive(lock);
@@ -378,13 +414,23 @@ std::vector<BlockSum> Runtime::run_blocks(const std::string& task, const Paramet
     log_warning("hybrid: {} is left out: {}", report.name, *report.left_out);
   }
   if (s.error) std::rethrow_exception(std::exchange(s.error, nullptr));
+  s.finish_job(begin_s);
   lock.unlock();
   return job->take();
 }
 
 std::vector<Runtime::Report> Runtime::report() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->reports;
+  std::vector<Report> reports = state_->reports;
+  for (Report& report : reports)
+    report.idle_s =
+        std::max(0.0, state_->job_s * static_cast<double>(report.threads) - report.busy_s);
+  return reports;
+}
+
+Runtime::LastJob Runtime::last_job() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->last_job;
 }
 
 void Runtime::save_speeds() {

@@ -57,10 +57,11 @@ struct RuntimeOptions {
 /// `run` or `run_blocks`: a task (jobs/task.h) on a list of shards. A Scheduler assigns shards to
 /// executors. The results (partials) are added by a TreeSum.
 ///
-/// The sum has the same bits as the result of run_task. This holds for any executors and any
-/// faults, as long as at least one executor works. Shards of a failed, hung or slow executor are
-/// computed by other executors; SchedulerOptions holds the limits. Exactly one result of each shard
-/// counts, including the rows that the task wrote.
+/// On CPU executors, the sum has the same bits as the result of run_task. This holds for any
+/// executors and any faults, as long as at least one executor works. A GPU adds the shards of a
+/// lease in an order of its own, and leases follow measured times. Shards of a failed, hung or slow
+/// executor are computed by other executors; SchedulerOptions holds the limits. Exactly one result
+/// of each shard counts, including the rows that the task wrote.
 ///
 /// Inside a task, OpenMP and BLAS use only the calling thread.
 ///
@@ -92,13 +93,29 @@ class Runtime : public Workers {
   struct Report {
     /// Examples: "cpu:2", "cuda:0", or "cpu:2 (1)" if an earlier executor is named "cpu:2".
     std::string name;
-    int64_t rows = 0;  ///< rows of the shards for which this executor's result counted
+    int64_t threads = 1;  ///< ExecutorSpec::threads
+    int64_t rows = 0;     ///< rows of the shards for which this executor's result counted
+    /// Seconds summed over the executor's threads. `busy_s`: computing, copies to and from a GPU
+    /// included. `idle_s`: the rest of the time in which jobs ran.
+    double busy_s = 0, idle_s = 0;
     /// Reason why the executor gets no more shards, for example repeated failures; nullopt if it
     /// works.
     std::optional<std::string> left_out = {};
   };
   /// Returns one report per executor, in the order given to the constructor.
   std::vector<Report> report() const;
+
+  /// Course of a job.
+  struct LastJob {
+    double seconds = 0;
+    /// Rows that each executor computed, in the order given to the constructor.
+    std::vector<int64_t> rows = {};
+    /// Seconds between the last results of the executor that was done first and of the one that was
+    /// done last. Executors without rows do not count. 0 if there are fewer than two.
+    double apart_s = 0;
+  };
+  /// Returns the course of the last job that succeeded.
+  LastJob last_job() const;
 
   /// Writes the speeds measured so far to the folder RuntimeOptions::speeds.
   void save_speeds();

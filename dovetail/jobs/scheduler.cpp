@@ -115,7 +115,7 @@ bool Scheduler::deliver(const Lease& lease, int64_t begin, int64_t count, double
     }
   }
   if (device.left_out) return false;
-  device.misses = 0;
+  device.misses = device.failed_blocks = 0;
   if (lease.iteration != s.iteration) return false;
   const ShardBook::Result result = s.book.deliver(begin, count, lease.device, digest);
   if (result.outcome == ShardBook::Outcome::kCounts)
@@ -130,16 +130,42 @@ bool Scheduler::deliver(const Lease& lease, int64_t begin, int64_t count, double
 
 bool Scheduler::fail(const Lease& lease, int64_t begin, int64_t count, const std::string& reason) {
   State& s = *state_;
+  const bool current = lease.iteration == s.iteration && !s.devices.at(lease.device).left_out;
+  int64_t attempts = 0;
+  for (int64_t i = begin; current && i < begin + count; ++i)
+    if (!s.book.done(i)) attempts = s.book.failed(i, lease.device, /*alone=*/count == 1);
   if (const auto open = s.leases.find(lease.id); open != s.leases.end()) {
     s.open_rest(open->second);
     s.end_lease(open);
   }
-  if (lease.iteration != s.iteration || s.devices.at(lease.device).left_out) return true;
-  if (count == 1 && !s.book.done(begin) &&
-      s.book.failed(begin, lease.device) >= s.options.max_attempts)
+  if (!current) return true;
+  if (count == 1 && attempts >= s.options.max_attempts) {
+    take_back();
     return false;
-  s.miss(lease.device, reason);
+  }
+  DeviceState& device = s.devices[lease.device];
+  device.threw_in = s.iteration;
+  if (count == 1) {
+    s.miss(lease.device, reason);
+  } else if (++device.failed_blocks >= s.options.max_misses) {
+    s.leave_out(lease.device,
+                fmt::format("{} calls for several shards threw in a row, the last one because {}",
+                            device.failed_blocks, reason));
+  }
   return true;
+}
+
+bool Scheduler::take_back() {
+  State& s = *state_;
+  bool all = true;
+  for (DeviceState& device : s.devices) {
+    if (!device.left_out) continue;
+    all = all && device.threw_in == s.iteration;
+    if (device.threw_in != s.iteration) continue;
+    device.left_out.reset();
+    device.misses = device.failed_blocks = 0;
+  }
+  return all;
 }
 
 /// Opens the missing shards of a lease, unless this was done before.
@@ -149,7 +175,10 @@ void Scheduler::State::open_rest(OpenLease& open) {
   for (int64_t i = 0; i < open.lease.count; ++i) {
     const int64_t shard = open.lease.begin + i;
     if (open.came[static_cast<size_t>(i)] || book.done(shard)) continue;
-    (book.voters(shard).empty() ? returned : checks).push_back(shard);
+    // A shard that threw is next, so that a bad shard soon ends the job.
+    std::deque<int64_t>& queue = book.voters(shard).empty() ? returned : checks;
+    book.has_failed(shard, open.lease.device) && open.lease.count == 1 ? queue.push_front(shard)
+                                                                       : queue.push_back(shard);
   }
 }
 

@@ -55,8 +55,10 @@ struct SchedulerOptions {
   /// left out.
   double lease_factor = 4, min_lease_s = 0.25, first_lease_s = 30;
   /// Leaves a device out after this many misses in a row, with no delivered shard between them.
+  /// Also after this many exceptions in a row in calls for several shards.
   int64_t max_misses = 3;
-  /// Number of exceptions on one shard after which `fail` tells the caller to end the job.
+  /// Number of exceptions on one shard, computed alone, after which `fail` tells the caller to end
+  /// the job.
   int64_t max_attempts = 3;
   /// One shard in `verify_every` is verified: two devices compute it, and their results must agree.
   /// 0: none.
@@ -113,7 +115,8 @@ class DevicesLost : public std::runtime_error {
 /// - It is the smallest number for which start_s <= kStartPart * row_s * (rows of the lease). Here
 ///   start_s and row_s are the device's Speed (jobs/speed.h).
 /// - While start_s is unknown, each lease of a slot has twice the shards of its previous one. The
-///   first has one shard. None has more than half of the slot's part of the remaining share.
+///   first has one shard. None has more than half of the slot's part of the remaining share,
+///   rounded up.
 /// - It is at most the device's remaining share, divided by the number of slots. So a device whose
 ///   start is long takes its share at once, and other leases become small towards its end.
 ///
@@ -147,8 +150,11 @@ class Scheduler {
   /// Records that computing `count` shards of the lease from `begin` on threw, and ends the lease.
   /// `reason` is the text of the exception. Returns false if a shard has now thrown max_attempts
   /// times, counting only times that it was computed alone. The caller should then end the job with
-  /// the exception.
+  /// the exception. `fail` has then called take_back.
   bool fail(const Lease& lease, int64_t begin, int64_t count, const std::string& reason);
+  /// Takes devices back that are left out and threw in this iteration. Call it if the task is at
+  /// fault, and not the devices. Returns true if no device is left out any more.
+  bool take_back();
 
   /// Ends leases whose deadline has passed and opens their shards without a result to all devices.
   /// Also opens the share of a device that does not ask for leases in time. Returns the time at

@@ -114,7 +114,7 @@ int64_t Scheduler::State::lease_size(DeviceState& device) const {
   const SpeedHistory& history = device.given.history;
   if (!history.has_start()) {
     const int64_t doublings = std::min<int64_t>(device.probes++ / slots, 30);
-    return std::min(std::llround(rest / 2 + 0.5), 1LL << doublings);
+    return std::min(std::llround(std::ceil(rest / 2)), 1LL << doublings);
   }
   const auto speed = history.speed();
   const double shard_s = speed->row_s * static_cast<double>(book.rows(0, 1));
@@ -183,7 +183,7 @@ std::optional<ShardRange> Scheduler::State::steal(size_t thief, double now_s) {
         std::clamp<int64_t>(std::llround((latest - fast->start_s) / shard_s / 2), 1, from.size());
   }
   const int64_t room = taker.given.max_rows - taker.rows;
-  count = std::min(count, room / grain);
+  while (count > 0 && book.rows(from.end - count, count) > room) --count;
   if (count == 0) return std::nullopt;
   from.end -= count;
   return ShardRange{from.end, from.end + count};

@@ -44,9 +44,12 @@ struct DeviceState {
   /// device's leases of this iteration. `misses` is the number of misses since the last delivery.
   /// `probes` is the number of leases given in this iteration while the start was unknown.
   int64_t share = 0, rows = 0, misses = 0, probes = 0;
+  /// Number of calls for several shards that threw since the last delivery.
+  int64_t failed_blocks = 0;
   std::vector<LeaseTime> times = {};  ///< times of the leases finished in this iteration
   /// Reason why the device is left out; nullopt: it is not.
   std::optional<std::string> left_out = {};
+  int64_t threw_in = 0;  ///< last iteration in which the device threw; 0: none
 
   /// Returns the number of slots that are not silent; 0 if the device is left out.
   int64_t usable_slots() const;

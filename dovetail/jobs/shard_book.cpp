@@ -20,9 +20,9 @@ int64_t ShardBook::rows(int64_t begin, int64_t count) const {
   return count * rows_ + (has_last ? last_rows_ - rows_ : 0);
 }
 
-int64_t ShardBook::failed(int64_t shard, size_t device) {
+int64_t ShardBook::failed(int64_t shard, size_t device, bool alone) {
   at(shard).failed_by.push_back(device);
-  return std::ssize(at(shard).failed_by);
+  return at(shard).failed_alone += alone ? 1 : 0;
 }
 
 bool ShardBook::has_failed(int64_t shard, size_t device) const {

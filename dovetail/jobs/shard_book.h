@@ -27,9 +27,9 @@ class ShardBook {
   int64_t rows(int64_t begin, int64_t count) const;
   bool is_verified(int64_t shard) const { return at(shard).verified; }
 
-  /// Records that computing `shard` threw on `device`. Returns how often the shard has thrown in
-  /// this iteration, on all devices together.
-  int64_t failed(int64_t shard, size_t device);
+  /// Records that computing `shard` threw on `device`; `alone`: in a call for this shard only.
+  /// Returns how often the shard has thrown alone in this iteration, on all devices together.
+  int64_t failed(int64_t shard, size_t device, bool alone);
   /// Returns true if `failed` was called for this shard and device in this iteration.
   bool has_failed(int64_t shard, size_t device) const;
   /// Returns true if a result of `device` is a vote on the shard.
@@ -69,6 +69,7 @@ class ShardBook {
   };
   struct Shard {
     bool done = false, verified = false;
+    int64_t failed_alone = 0;
     std::vector<size_t> failed_by = {};
     std::vector<Vote> votes = {};
   };

@@ -9,6 +9,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/threads.h"
+#include "dovetail/base/trace.h"
 
 namespace dovetail::jobs {
 namespace {
@@ -26,8 +27,11 @@ std::map<std::string, Variants>& registry() {
 
 void register_task(const std::string& name, c10::DeviceType device, Task task,
                    std::vector<size_t> writes, Takes takes) {
-  const bool fresh = registry()[name]
-                         .emplace(device, TaskVariant{std::move(task), std::move(writes), takes})
+  // Elements of a std::map stay where they are, and so does the name of a task.
+  const auto place = registry().try_emplace(name).first;
+  const bool fresh = place->second
+                         .emplace(device, TaskVariant{place->first.c_str(), std::move(task),
+                                                      std::move(writes), takes})
                          .second;
   DOVETAIL_CHECK(fresh, "task {} is registered twice for {}", name, c10::DeviceTypeName(device));
 }
@@ -50,6 +54,7 @@ Partial run_task(const std::string& name, const Parameters& parameters, const Sh
 
 std::vector<BlockSum> call_task(const TaskVariant& variant, const Parameters& parameters,
                                 const Shards& shards, int64_t place) {
+  const TraceSpan span(variant.name);
   if (variant.takes == Takes::kOne) {
     TreeSum sum;
     for (int64_t i = 0; i < shards.count(); ++i)

@@ -33,6 +33,7 @@ enum class Takes {
 /// Implementation of a task for one type of device. All variants of a task have the same inputs and
 /// outputs.
 struct TaskVariant {
+  const char* name;  ///< name of the task, and of the span of each call in a trace
   Task run;
   /// Indices of the tensors of the ResidentData into which the task writes.
   std::vector<size_t> writes;

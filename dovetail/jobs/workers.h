@@ -18,8 +18,8 @@ class Workers {
  public:
   virtual ~Workers() = default;
 
-  /// Runs the task on all shards and returns the sum of the partials. It has the same bits as the
-  /// result of run_task.
+  /// Runs the task on all shards and returns the sum of the partials. On CPUs it has the
+  /// same bits as the result of run_task.
   virtual Partial run(const std::string& task, const Parameters& parameters,
                       const Shards& shards) = 0;
 

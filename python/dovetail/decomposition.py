@@ -3,6 +3,7 @@
 >>> scores = dovetail.PCA(n_components=4).fit_transform(x)
 """
 
+import warnings
 from numbers import Integral, Real
 from typing import ClassVar
 
@@ -10,19 +11,23 @@ import numpy as np
 import torch
 from dovetail._rows import as_tensor
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, _fit_context
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import assert_all_finite, check_array, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 __all__ = ["PCA"]
 
+_MOST_COVARIANCE = 2048  # columns, as kMostCovariance in principal_components.h
+
 
 class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Principal components: orthonormal directions of the largest variance of centred rows.
 
     Rows are float32 or float64; covariances and results are float64. The element of largest magnitude of each
-    direction is positive. Results are bitwise equal for any number of threads
-    (``torch.set_num_threads``).
+    direction is positive. Fitted attributes are bitwise equal for any number of threads (``torch.set_num_threads``).
+    The methods of scikit-learn's probabilistic model are missing: ``score``, ``score_samples``, ``get_covariance`` and
+    ``get_precision``.
 
     Args:
         n_components: number of directions, or a fraction of the variance that they explain together, below 1.
@@ -30,7 +35,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         whiten: divide each score by the standard deviation of its direction.
         svd_solver: ``"covariance"`` takes one pass over the rows and the eigenvectors of their covariance matrix.
             ``"power"`` iterates on blocks of directions (Rutishauser 1970), a pass over the rows each, and needs
-            n_components as a number. ``"auto"``: ``"power"`` for a number of directions of more than 2,048 columns.
+            n_components as a number. ``"auto"``: ``"covariance"`` up to 2,048 columns, then ``"power"``.
         max_iter: maximum number of iterations of ``"power"``.
         tol: ``"power"`` stops when C v - s v is at most ``tol`` times the largest s, for each direction v. C is the
             covariance matrix, and s the variance along v.
@@ -111,17 +116,29 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             raise ValueError(
                 f"n_components={number} must be between 1 and min(n_samples, n_features)={most} of these rows"
             )
-        if not whole and self.svd_solver == "power":
-            raise ValueError('svd_solver="power" needs n_components as a number of directions')
-        solver = self.svd_solver if whole else "covariance"
-        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        solver = self.svd_solver
+        if solver == "auto":
+            solver = "covariance" if X.shape[1] <= _MOST_COVARIANCE else "power"
+        if not whole and solver == "power":
+            raise ValueError(
+                f"n_components={number} needs the covariance matrix of {X.shape[1]} columns: give a number of"
+                f' directions, or svd_solver="covariance" (automatic up to {_MOST_COVARIANCE} columns)'
+            )
+        random = check_random_state(self.random_state)
+        seed = int(random.randint(np.iinfo(np.int32).max)) if solver == "power" else 0
         try:
-            directions, variances, total, mean, self.n_iter_ = torch.ops.dovetail.pca_fit(
+            directions, variances, total, mean, self.n_iter_, converged = torch.ops.dovetail.pca_fit(
                 as_tensor(X), number if whole else most, solver, self.max_iter, self.tol, seed
             )
-        except RuntimeError:
+        except RuntimeError as error:
             assert_all_finite(X, estimator_name="PCA", input_name="X")
-            raise
+            raise ValueError(str(error)) from error
+        if not converged:
+            warnings.warn(
+                f"PCA did not converge in {self.max_iter} iterations. Increase max_iter or tol.",
+                ConvergenceWarning,
+                stacklevel=3,  # the caller of `fit`, beyond `_fit_context`
+            )
         scale = len(X) / (len(X) - 1)
         variances, total = variances.numpy() * scale, total * scale
         ratio = variances / total if total > 0 else np.zeros_like(variances)
@@ -156,5 +173,4 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     def _scale(self) -> np.ndarray | float:
         if not self.whiten:
             return 1.0
-        tiny = np.finfo(np.float64).eps
-        return np.sqrt(np.maximum(self.explained_variance_, tiny))
+        return np.maximum(np.sqrt(self.explained_variance_), np.finfo(np.float64).eps)

@@ -19,14 +19,15 @@ __all__ = ["LinearRegression"]
 class LinearRegression(RegressorMixin, BaseEstimator):
     """Least squares with an intercept, by the normal equations of centred columns.
 
-    Rows are float32 or float64; all else is float64. Results are bitwise equal for any number of threads
+    Rows are float32 or float64; all else is float64. Fitted attributes are bitwise equal for any number of threads
     (``torch.set_num_threads``).
 
     Args:
         l2: adds ``l2`` times the sum of the squared coefficients to the sum of squares (ridge regression).
 
     Attributes:
-        coef_: (n_features) float64. A column that depends on previous ones has the coefficient 0.
+        coef_: (n_features) float64. A column depends on previous ones if they explain all but 1e-12 of its variance. It
+            has the coefficient 0.
         intercept_: prediction for a row of zeros.
         dependent_: (n) numbers of the columns that depend on previous ones, int64.
         n_features_in_: number of columns.

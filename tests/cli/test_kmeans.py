@@ -124,6 +124,35 @@ def test_executors_change_nothing_but_who_computes(tmp_path):
         assert "rows of cpu:1" in (tmp_path / "b/report.html").read_text()
 
 
+def test_the_schedule_is_told_in_the_result_the_iterations_and_a_trace(tmp_path):
+    names = ["cpu:1"] * min(2, len(os.sched_getaffinity(0)))
+    x = np.random.default_rng(4).normal(0, 1, (60_000, 12)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    words = ["kmeans", "--data", "x.npy", "--k", 9, "--init", "first", "--iterations", 6, "--tolerance", 0]
+    words += ["--executors", ",".join(names), "--trace", "trace.json", "--out", "run"]
+    result = dovetail_json(*words, folder=tmp_path)
+    executors = result["executors"]
+    assert sum(executor["share"] for executor in executors) == pytest.approx(1)
+    for executor in executors:
+        assert executor["busy_s"] > 0 and executor["idle_s"] >= 0
+        assert executor["rows_per_s"] == pytest.approx(executor["rows"] / executor["busy_s"])
+        assert executor["alpha"] == pytest.approx(executor["rows_per_s"] / executors[0]["rows_per_s"])
+    # All executors ran for as long as the jobs did.
+    spans = [executor["busy_s"] + executor["idle_s"] for executor in executors]
+    assert spans == pytest.approx([spans[0]] * len(spans), rel=0.02)
+    lines = [json.loads(line) for line in (tmp_path / "run/iterations.jsonl").read_text().splitlines()]
+    assert len(lines) == 6
+    for line in lines:
+        assert sum(line["executor_rows"]) == len(x) and len(line["executor_rows"]) == len(names)
+        assert 0 <= line["apart_s"] <= line["seconds"]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    busy = {lanes[event["tid"]] for event in events if event["name"] == "kmeans.assign"}
+    assert busy == {"cpu:1 .0", "cpu:1 (1) .0"} if len(names) == 2 else {"cpu:1 .0"}
+    text = dovetail(*words[:-1], "again", folder=tmp_path).stdout
+    assert "busy" in text and "idle" in text and "alpha" in text
+
+
 def test_mini_batches_come_near_and_are_the_same_bits_on_executors(tmp_path):
     x = clouds(rows=20_000)
     np.save(tmp_path / "x.npy", x)

@@ -80,6 +80,48 @@ TEST(Runtime, RethrowsWhatFailsEverywhereAndGoesOn) {
   set_log_level(LogLevel::kInfo);
 }
 
+TEST(Runtime, RethrowsWhatFailsOnEveryShardOfManyAndGoesOn) {
+  set_log_level(LogLevel::kQuiet);
+  for (const auto& list : {executors({1}), executors({1, 1})}) {
+    std::atomic<bool> bad = false;
+    Runtime runtime(list,
+                    {.binding = kUnbound, .around = [&](size_t, const Block&, const auto& work) {
+                       if (bad) throw UserError("all shards are bad", "mend them");
+                       return once(work);
+                     }});
+    // Speeds are known, and leases have several shards.
+    expect_same_as_run_task(runtime, 3, 4000);
+    bad = true;
+    Numbers numbers(4000);
+    try {
+      runtime.run("test.advance", {factor(0)}, numbers.shards());
+      ADD_FAILURE() << "done";
+    } catch (const UserError& error) {
+      EXPECT_STREQ(error.what(), "all shards are bad");
+    }
+    for (const Runtime::Report& report : runtime.report()) EXPECT_FALSE(report.left_out);
+    bad = false;
+    expect_same_as_run_task(runtime, 3, 4000);
+  }
+  set_log_level(LogLevel::kInfo);
+}
+
+TEST(Runtime, TellsWhatEachExecutorDidAndHowTheLastJobEnded) {
+  Runtime runtime(executors({1, 2}), {.binding = kUnbound});
+  Numbers numbers(4000);
+  for (int i = 0; i < 3; ++i) runtime.run("test.advance", {factor(0)}, numbers.shards());
+  const Runtime::LastJob job = runtime.last_job();
+  ASSERT_EQ(job.rows.size(), 2U);
+  EXPECT_EQ(job.rows[0] + job.rows[1], 4000);
+  EXPECT_GT(job.seconds, 0);
+  EXPECT_GE(job.apart_s, 0);
+  EXPECT_LE(job.apart_s, job.seconds);
+  const auto report = runtime.report();
+  EXPECT_EQ(report[1].threads, 2);
+  EXPECT_EQ(report[0].rows + report[1].rows, 3 * 4000);
+  EXPECT_GT(report[0].busy_s + report[1].busy_s, 0);
+}
+
 TEST(Runtime, LeavesOutAnExecutorThatFailsAndEndsWithoutAny) {
   set_log_level(LogLevel::kQuiet);
   std::atomic<bool> all = false;

@@ -153,6 +153,7 @@ class LateReader {
                              const std::function<ShardResult()>& work) {
               const bool late = executor == 1 && armed_.exchange(false);
               while (late && !awake_) pause(0.001);
+              pause(0.0002);  // both executors get shards
               auto results = once(work);
               if (late) came_.set_value({block, results[0]});
               return results;

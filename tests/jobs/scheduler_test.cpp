@@ -257,6 +257,30 @@ TEST(Scheduler, FindsTheSplitInThreeIterations) {
     }
 }
 
+TEST(Scheduler, StealsNoMoreThanFitsTheMemory) {
+  // Device 0 takes a shard that device 1 gave up, and then its own five: more than its memory.
+  auto list = devices(2);
+  list[0].max_rows = 500;
+  for (const int64_t rows : {100, 1000}) {
+    list[0].history.add(rows, 1e-4 * static_cast<double>(rows));
+    list[1].history.add(rows, 1e-2 * static_cast<double>(rows));
+  }
+  Scheduler scheduler(list);
+  scheduler.begin(std::vector<int64_t>(20, 100), 0);
+  const auto slow = scheduler.next(1, 0, 0);
+  ASSERT_TRUE(slow && scheduler.fail(*slow, slow->begin, 1, "no"));
+  int64_t taken = 0;
+  double now_s = 0;
+  while (const auto lease = scheduler.next(0, 0, now_s)) {
+    now_s += 0.1;
+    ASSERT_GE(lease->count, 1);
+    taken += lease->count;
+    ASSERT_LE(taken, 6);
+    scheduler.deliver(*lease, lease->begin, lease->count, now_s);
+  }
+  EXPECT_GE(taken, 5);
+}
+
 TEST(Scheduler, GivesTheShardsOfASilentDeviceToAnotherAndDropsWhatComesLate) {
   for (const SharePolicy policy :
        {SharePolicy::kStatic, SharePolicy::kAffine, SharePolicy::kStealing}) {

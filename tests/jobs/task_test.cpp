@@ -165,6 +165,53 @@ TEST(Task, RunsByNameWithTheSameBitsForAnyNumberOfThreads) {
   }
 }
 
+// One call for any shards, and one for a block of them; both write the number of their rows.
+Partial sum_of_any(const Parameters&, const Shards& shards) {
+  const auto rows = rows_of(shards);
+  rows[1].fill_(shards.size);
+  return {{rows[0].sum()}, static_cast<double>(shards.size)};
+}
+Partial sum_of_block(const Parameters&, const Shards& shards) {
+  const auto rows = rows_of(shards);
+  rows[1].fill_(shards.size);
+  ArrayTree sum(1);
+  for (int64_t i = 0; i < shards.count(); ++i)
+    *sum.next() = rows_of(shards.part(i, 1), 0).sum().item<double>();
+  return {{sum.take().squeeze(0)}, static_cast<double>(shards.size)};
+}
+const TaskRegistration kSumOfAny("test.sum_of_any", at::kCPU, sum_of_any, {1}, Takes::kAny);
+const TaskRegistration kSumOfBlock("test.sum_of_block", at::kCPU, sum_of_block, {1}, Takes::kBlock);
+
+TEST(Task, ComputesSeveralShardsInOneCall) {
+  at::Tensor x = at::empty({90}, at::kDouble);
+  for (int64_t i = 0; i < 90; ++i) x[i] = value(i);
+  for (const int64_t grain : {1, 4}) {
+    ResidentData data({x, at::zeros({90}, at::kLong)});
+    const Shards shards = data.shards(grain);
+    const at::Tensor one = at::scalar_tensor(1.0, at::kDouble);
+    const Partial expected = run_task("test.sum", {one}, shards);
+    for (const int threads : {1, 2, 3}) {
+      const Threads now(threads);
+      const Partial sum = run_task("test.sum_of_block", {}, shards);
+      EXPECT_EQ(sum.tensors[0].item<double>(), expected.tensors[0].item<double>());
+      EXPECT_EQ(sum.weight, 90);
+      EXPECT_GT(data.tensor(1).max().item<int64_t>(), grain) << "one call for each shard";
+    }
+    // Shards 3 to 20 of a job: several blocks of the tree, but one call.
+    const Shards some = shards.part(3, 18);
+    TreeSum sum;
+    for (BlockSum& block : call_task(find_task("test.sum_of_any", at::kCPU), {}, some, 3))
+      sum.add(std::move(block));
+    EXPECT_TRUE((rows_of(some, 1) == some.size).all().item<bool>());
+    for (BlockSum& block : run_task_blocks("test.sum_of_any", {}, shards.part(0, 3), 0))
+      sum.add(std::move(block));
+    const Partial both = sum_of(sum.take(0, 21));
+    EXPECT_EQ(both.weight, static_cast<double>(21 * grain));
+    EXPECT_NEAR(both.tensors[0].item<double>(), x.narrow(0, 0, 21 * grain).sum().item<double>(),
+                1e-9 * std::abs(both.tensors[0].item<double>()) + 1e-9);
+  }
+}
+
 TEST(Task, IsRefusedWhereItHasNoVariant) {
   EXPECT_THROW(find_task("test.absent", at::kCPU), InternalError);
   EXPECT_THROW(register_task("test.sum", at::kCPU, sum_task), InternalError);

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn import decomposition
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 
@@ -83,15 +84,34 @@ def test_has_the_same_bits_for_any_number_of_threads():
     assert len(texts) == 1 and len(texts.pop()) > 1000
 
 
+def test_warns_of_directions_that_did_not_converge():
+    with pytest.warns(ConvergenceWarning, match="did not converge in 1 iterations"):
+        dovetail.PCA(2, svd_solver="power", max_iter=1, tol=1e-12).fit(table(columns=30))
+
+
+def test_whitens_small_values_and_leaves_the_global_generator_alone():
+    np.random.seed(3)
+    expected = np.random.RandomState(3).random_sample()
+    scores = dovetail.PCA(3, whiten=True).fit_transform(table() * 1e-9)
+    np.testing.assert_allclose(scores.std(0, ddof=1), 1, rtol=1e-6)
+    assert np.random.random_sample() == expected
+
+
 def test_what_cannot_be_done_is_refused():
     x = table()
     for given, message in [
         ({"n_components": 13}, r"n_components=13 must be between 1 and min\(n_samples, n_features\)=12"),
-        ({"n_components": 0.5, "svd_solver": "power"}, 'svd_solver="power" needs n_components as a number'),
+        ({"n_components": 0.5, "svd_solver": "power"}, "n_components=0.5 needs the covariance matrix of 12 columns"),
         ({"svd_solver": "full"}, "'svd_solver' parameter of PCA must be a str among"),
         ({"n_components": 1.5}, "'n_components' parameter of PCA must be"),
     ]:
         with pytest.raises(ValueError, match=message):
             dovetail.PCA(**given).fit(x)
+    wide = np.random.default_rng(0).normal(0, 1, (5, 2049))
+    with pytest.raises(ValueError, match="n_components=None needs the covariance matrix of 2049 columns"):
+        dovetail.PCA().fit(wide)
+    assert dovetail.PCA(2).fit(wide).components_.shape == (2, 2049)
+    with pytest.raises(ValueError, match="the values are too large"):
+        dovetail.PCA().fit(x * 1e200)
     with pytest.raises(RuntimeError, match="principal components: 13 of 12 columns"):
         torch.ops.dovetail.pca_fit(torch.ones(20, 12), 13, "auto", 5, 0.0, 0)

@@ -239,7 +239,7 @@ class FitCommand : public Command {
       throw;
     }
     json["seconds"] = {{"read", read - start}, {"fit", now_seconds() - read}};
-    TableOptions::finish(workers.get(), json);
+    table_.finish(workers.get(), json);
     if (!writes) return;
     outcome.write(*folder);
     folder->write_json("fit.json", json);

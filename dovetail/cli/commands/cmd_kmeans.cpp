@@ -103,10 +103,11 @@ class KMeansCommand : public Command {
     const at::Tensor centres =
         resumed ? state.stopped()[1] : centres_by(init_, matrix, data, k_, seed_);
     const double begun = now_seconds();
-    const fit::KMeansResult result = iterate(data, centres, state, writes);
+    const jobs::Runtime* executors = TableOptions::executors_of(workers.get());
+    const fit::KMeansResult result = iterate(data, centres, state, executors, writes);
     const double done = now_seconds();
     Json workers_json = Json::object();
-    TableOptions::finish(workers.get(), workers_json);
+    table_.finish(workers.get(), workers_json);
     if (!writes) return;
     const RowSample sample = sample_rows(matrix.x, result.labels, seed_);
     Json json = to_json(matrix, result, sample);
@@ -138,13 +139,18 @@ class KMeansCommand : public Command {
   }
 
   fit::KMeansResult iterate(fit::KMeansData& data, const at::Tensor& centres, JobState& state,
-                            bool shows) {
+                            const jobs::Runtime* executors, bool shows) {
     train::TerminalLine terminal;
     const int64_t rows = batch_.batch > 0 ? batch_.batch : data.rows();
     const auto report = [&](const fit::LloydIteration& line) {
-      state.add(
-          {line.inertia, line.shift, static_cast<double>(line.changed.value_or(-1)), line.seconds},
-          line.state);
+      std::vector<double> figures = {line.inertia, line.shift,
+                                     static_cast<double>(line.changed.value_or(-1)), line.seconds};
+      if (executors != nullptr) {
+        const jobs::Runtime::LastJob job = executors->last_job();
+        figures.push_back(job.apart_s);
+        figures.insert(figures.end(), job.rows.begin(), job.rows.end());
+      }
+      state.add(std::move(figures), line.state);
       if (!shows || !terminal.on_terminal()) return;
       const std::string changed =
           line.changed ? fmt::format("  {} labels changed", format_grouped(*line.changed))
@@ -199,6 +205,10 @@ class KMeansCommand : public Command {
       Json step = {{"step", inertias.size()}, {"inertia", line[0]}, {"moved", line[1]}};
       if (line[2] >= 0) step["changed"] = static_cast<int64_t>(line[2]);
       step["seconds"] = line[3];
+      if (line.size() > 4) {  // executors
+        step["apart_s"] = line[4];
+        step["executor_rows"] = std::vector<int64_t>(line.begin() + 5, line.end());
+      }
       text += step.dump() + "\n";
     }
     write_file_atomically(folder.path() / "iterations.jsonl", text);

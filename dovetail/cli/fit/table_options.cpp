@@ -13,8 +13,8 @@
 #include "dovetail/base/file.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/base/trace.h"
 #include "dovetail/cli/parse/output.h"
-#include "dovetail/jobs/nodes.h"
 
 namespace dovetail::cli {
 namespace {
@@ -42,8 +42,22 @@ std::vector<std::string> parse_names(const char* option, const std::string& text
 
 nlohmann::ordered_json executors_json(const jobs::Runtime& runtime) {
   auto list = nlohmann::ordered_json::array();
-  for (const auto& report : runtime.report()) {
-    list.push_back({{"name", report.name}, {"rows", report.rows}});
+  const std::vector<jobs::Runtime::Report> reports = runtime.report();
+  int64_t rows = 0;
+  for (const auto& report : reports) rows += report.rows;
+  const auto rate = [](const jobs::Runtime::Report& report) {
+    const double seconds = report.busy_s / static_cast<double>(report.threads);
+    return seconds > 0 ? static_cast<double>(report.rows) / seconds : 0.0;
+  };
+  for (const auto& report : reports) {
+    list.push_back({{"name", report.name},
+                    {"rows", report.rows},
+                    {"share", static_cast<double>(report.rows) /
+                                  static_cast<double>(std::max<int64_t>(1, rows))},
+                    {"busy_s", report.busy_s},
+                    {"idle_s", report.idle_s},
+                    {"rows_per_s", rate(report)}});
+    if (rate(reports[0]) > 0) list.back()["alpha"] = rate(report) / rate(reports[0]);
     if (report.left_out) list.back()["left_out"] = *report.left_out;
   }
   return list;
@@ -96,6 +110,11 @@ void TableOptions::declare_workers(Arguments& arguments) {
       .option("--verify", "N", &verify_,
               "Compute one of every N pieces of work on two executors and compare; 0: none (0)")
       .range(0, 1e9);
+  arguments
+      .option("--trace", "FILE", &trace_,
+              "Write a Chrome trace: what each thread computed and when. Node N of several appends "
+              ".nodeN to the name, except node 0")
+      .completes(Completion::kFile);
   arguments
       .option("--timeout", "SECONDS", &timeout_s_,
               "Time after which a silent node counts as dead, with several nodes (dovetail launch) "
@@ -164,8 +183,14 @@ data::Matrix TableOptions::read(const comm::Group& group, data::MatrixOptions op
   return matrix;
 }
 
+std::filesystem::path TableOptions::trace_file(const jobs::Nodes* nodes) const {
+  const int64_t node = nodes != nullptr ? nodes->rank() : 0;
+  return node == 0 ? trace_ : fmt::format("{}.node{}", trace_, node);
+}
+
 std::shared_ptr<jobs::Workers> TableOptions::make_workers(
     const std::shared_ptr<comm::Group>& group) const {
+  if (!trace_.empty()) start_trace(/*aten=*/false);
   std::shared_ptr<jobs::Runtime> executors;
   if (!executors_.empty()) {
     jobs::SchedulerOptions scheduling{.verify_every = verify_};
@@ -188,9 +213,15 @@ std::shared_ptr<jobs::Workers> TableOptions::make_workers(
   return std::make_shared<jobs::Nodes>(group, executors);
 }
 
-void TableOptions::finish(jobs::Workers* workers, nlohmann::ordered_json& result) {
+jobs::Runtime* TableOptions::executors_of(jobs::Workers* workers) {
   auto* nodes = dynamic_cast<jobs::Nodes*>(workers);
-  auto* runtime = nodes != nullptr ? nodes->executors() : dynamic_cast<jobs::Runtime*>(workers);
+  return nodes != nullptr ? nodes->executors() : dynamic_cast<jobs::Runtime*>(workers);
+}
+
+void TableOptions::finish(jobs::Workers* workers, nlohmann::ordered_json& result) const {
+  auto* nodes = dynamic_cast<jobs::Nodes*>(workers);
+  auto* runtime = executors_of(workers);
+  if (!trace_.empty()) stop_trace(trace_file(nodes));
   const auto executors = runtime != nullptr ? executors_json(*runtime) : nlohmann::ordered_json();
   if (nodes != nullptr) {
     auto& list = result["nodes"] = nlohmann::ordered_json::array();
@@ -212,12 +243,16 @@ std::vector<std::pair<std::string, std::string>> TableOptions::worker_figures(
     const nlohmann::ordered_json& result) {
   std::vector<std::pair<std::string, std::string>> list;
   const auto add = [&](const nlohmann::ordered_json& of, const std::string& where) {
-    for (const auto& executor : of.value("executors", nlohmann::ordered_json::array()))
-      list.emplace_back("rows of " + executor.at("name").get<std::string>() + where,
-                        format_grouped(executor.at("rows")) +
-                            (executor.contains("left_out")
-                                 ? ", left out: " + executor.at("left_out").get<std::string>()
-                                 : std::string()));
+    for (const auto& executor : of.value("executors", nlohmann::ordered_json::array())) {
+      const auto number = [&](const char* key) { return executor.at(key).get<double>(); };
+      std::string text = fmt::format("{} ({:.1f} %), busy {:.3g} s, idle {:.3g} s",
+                                     format_grouped(executor.at("rows")), 100 * number("share"),
+                                     number("busy_s"), number("idle_s"));
+      if (executor.contains("alpha")) text += fmt::format(", alpha {:.3g}", number("alpha"));
+      if (executor.contains("left_out"))
+        text += ", left out: " + executor.at("left_out").get<std::string>();
+      list.emplace_back("rows of " + executor.at("name").get<std::string>() + where, text);
+    }
   };
   add(result, "");
   int64_t number = 0;

@@ -11,7 +11,7 @@
 #include "dovetail/cli/parse/command.h"
 #include "dovetail/comm/group.h"
 #include "dovetail/data/matrix/matrix.h"
-#include "dovetail/jobs/workers.h"
+#include "dovetail/jobs/nodes.h"
 
 namespace dovetail::cli {
 
@@ -37,9 +37,12 @@ class TableOptions {
   /// Returns the object that runs tasks on the executors of --executors, or on several nodes. Null
   /// on a single node without --executors: tasks then run on the threads of this process.
   std::shared_ptr<jobs::Workers> make_workers(const std::shared_ptr<comm::Group>& group) const;
-  /// Adds to `result` the number of rows that each node and executor computed. Saves the measured
-  /// speeds of executors for later processes. All nodes call it. Does nothing if `workers` is null.
-  static void finish(jobs::Workers* workers, nlohmann::ordered_json& result);
+  /// Returns the executors of this process; null if there are none.
+  static jobs::Runtime* executors_of(jobs::Workers* workers);
+  /// Adds to `result` the rows, speed and seconds of each node and executor. Saves the measured
+  /// speeds of executors for later processes. Writes the file of --trace, which make_workers began.
+  /// All nodes call it. `workers` may be null.
+  void finish(jobs::Workers* workers, nlohmann::ordered_json& result) const;
   /// Returns the figures that `finish` added to `result`, as label and value, to print.
   static std::vector<std::pair<std::string, std::string>> worker_figures(
       const nlohmann::ordered_json& result);
@@ -59,6 +62,9 @@ class TableOptions {
   bool fresh() const { return fresh_; }
 
  private:
+  std::filesystem::path trace_file(const jobs::Nodes* nodes) const;
+
+  std::string trace_;
   std::string data_, columns_, delimiter_, decimal_ = ".", header_, drop_columns_,
                                            bad_values_ = "error", executors_, share_;
   int64_t threads_ = 0, verify_ = 0;

@@ -111,8 +111,8 @@ NodesCase study_nodes(const HybridCluster& cluster, int64_t nodes, int64_t gpus,
       gpus_alone{.nodes = count, .gpus = gpus, .cores_compute = false};
   const auto iterations = static_cast<double>(cluster.job.iterations);
   result.serial_s =
-      iterations *
-      (static_cast<double>(cluster.job.rows) * cluster.node[0].core.row_s + cluster.job.update_s);
+      iterations * (static_cast<double>(cluster.job.rows) * cluster.node[0].core.row_s +
+                    cluster.node[0].core.start_s + cluster.job.update_s);
   result.cpu_s = simulate(cluster, {.nodes = count, .gpus = 0}, seed).seconds;
   const SimResult alone = simulate(cluster, gpus_alone, seed),
                   hybrid = simulate(cluster, both, seed);

@@ -195,7 +195,8 @@ PrincipalResult fit_principal(const TableData& data, const PrincipalOptions& opt
   user_check(options.iterations > 0 && options.tolerance >= 0,
              "principal components: {} iterations and tolerance {}", options.iterations,
              options.tolerance);
-  const bool power = resolved(options.solver, data.columns()) == PrincipalSolver::kPower;
+  const bool power =
+      !options.state.empty() || resolved(options.solver, data.columns()) == PrincipalSolver::kPower;
   PrincipalResult result =
       power ? by_power(data, options, report) : by_covariance(data, options, report);
   const double all = data.variance().sum().item<double>();

@@ -39,8 +39,8 @@ struct PrincipalOptions {
   /// Stops when |C v - s v| is at most `tolerance` times the largest s, for each direction v.
   double tolerance = 1e-8;
   uint64_t seed = 0;  ///< seed of the initial directions
-  /// To resume a stopped run: PrincipalIteration::state of its last iteration. Empty: start from
-  /// random directions.
+  /// To resume a stopped run: PrincipalIteration::state of its last iteration, which was kPower.
+  /// Empty: start from random directions.
   std::vector<at::Tensor> state = {};
 };
 

@@ -142,7 +142,7 @@ jobs::Partial draw_task(const jobs::Parameters& parameters, const jobs::Shards& 
   const at::Tensor from = parameters[0].cpu(), uniform = parameters[1].cpu();
   const at::Tensor rows = at::zeros_like(from);
   for (int64_t t = 0; t < from.numel(); ++t) {
-    const int64_t shard = from[t].item<int64_t>() - shards.begin / shards.grain;
+    const int64_t shard = from.const_data_ptr<int64_t>()[t] - shards.begin / shards.grain;
     if (shard < 0 || shard >= shards.count()) continue;
     const jobs::Shards one = shards.part(shard, 1);
     const at::Tensor squares = jobs::rows_of(one, KMeansData::kSquares).cpu();

@@ -11,19 +11,27 @@
 namespace dovetail::fit {
 namespace {
 
-/// Maximum elements of a matrix with a row per data row and a column per centre. It limits the rows
-/// at a time.
+/// Maximum elements of a matrix with a row per data row, and a column per centre or per column of
+/// the data. It limits the rows at a time.
 constexpr int64_t kElements = int64_t{1} << 25;
 
 template <class Work>
-void for_pieces(int64_t rows, int64_t centres, const Work& work) {
-  const int64_t piece = std::max<int64_t>(1, kElements / centres);
+void for_pieces(int64_t rows, int64_t columns, const Work& work) {
+  const int64_t piece = std::max<int64_t>(1, kElements / columns);
   for (int64_t begin = 0; begin < rows; begin += piece) work(begin, std::min(piece, rows - begin));
 }
 
-/// Returns |row - point|^2 (rows) of x (rows, D) and points (D) or (rows, D).
-at::Tensor squares_to(const at::Tensor& x, const at::Tensor& points) {
-  return (x.to(at::kDouble) - points).square().sum(1);
+/// Returns |row - point|^2 (rows) of x (rows, D) and a point (D). If `label` (rows) is given, the
+/// point of each row is a row of `points` (K, D).
+at::Tensor squares_to(const at::Tensor& x, const at::Tensor& points, const at::Tensor& label = {}) {
+  const at::Tensor squares = at::empty({x.size(0)}, points.options());
+  for_pieces(x.size(0), x.size(1), [&](int64_t begin, int64_t count) {
+    const at::Tensor of =
+        label.defined() ? points.index_select(0, label.narrow(0, begin, count)) : points;
+    squares.narrow(0, begin, count)
+        .copy_((x.narrow(0, begin, count).to(at::kDouble) - of).square().sum(1));
+  });
+  return squares;
 }
 
 jobs::Partial norms_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards) {
@@ -60,9 +68,8 @@ jobs::Partial assign_task_on_gpu(const jobs::Parameters& parameters, const jobs:
 jobs::Partial distances_task_on_gpu(const jobs::Parameters& parameters,
                                     const jobs::Shards& shards) {
   const auto rows = jobs::rows_of(shards);
-  const at::Tensor nearest = parameters[0].index_select(0, rows[KMeansData::kLabels]);
-  const at::Tensor& squares =
-      rows[KMeansData::kSquares].copy_(squares_to(rows[KMeansData::kX], nearest));
+  const at::Tensor& squares = rows[KMeansData::kSquares].copy_(
+      squares_to(rows[KMeansData::kX], parameters[0], rows[KMeansData::kLabels]));
   return {{squares.sum()}, static_cast<double>(shards.size)};
 }
 

@@ -102,7 +102,8 @@ int64_t Mixture::num_parameters() const {
 }
 
 MixtureData::MixtureData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers)
-    : table_("mixture", x, std::move(workers), {at::zeros({x.size(0)}, at::kInt)}) {}
+    : table_("mixture", check_rows("mixture", x), std::move(workers),
+             {at::zeros({x.size(0)}, at::kInt)}) {}
 
 Mixture MixtureData::of_labels(const at::Tensor& labels, const at::Tensor& points,
                                Covariance covariance, double regularization) {

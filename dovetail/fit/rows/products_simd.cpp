@@ -108,7 +108,7 @@ HWY_INLINE hn::Vec<ProductTag> minus(const T* x, const double* point, size_t cou
 // rows, and all columns of another.
 constexpr int kSquareVectors = 3;
 constexpr int64_t kSquareColumns = kSquareVectors * kWide, kSquareBlock = 128;
-constexpr int kSquareRows = kWide >= 8 ? 8 : 4;
+constexpr int kSquareRows = static_cast<int>(kWide);  // divides kSquareColumns
 
 /// Packs z of `rows` rows. Rows are read as they lie in memory, which suits the prefetcher.
 template <class T>
@@ -142,8 +142,8 @@ template <int kFrom, bool kFull>
 HWY_NOINLINE void add_square(const double* left, const double* right, int64_t rows,
                              const SquareTile& to) {
   const ProductTag d;
-  const auto there = [&](int r, int v) HWY_ATTR {
-    const int64_t count = r < to.tall ? std::clamp<int64_t>(to.columns - v * kWide, 0, kWide) : 0;
+  const auto there = [&](int v) HWY_ATTR {
+    const int64_t count = std::clamp<int64_t>(to.columns - v * kWide, 0, kWide);
     return hn::FirstN(d, static_cast<size_t>(count));
   };
   hn::Vec<ProductTag> tile[kSquareRows][kSquareVectors];
@@ -152,7 +152,10 @@ HWY_NOINLINE void add_square(const double* left, const double* right, int64_t ro
 #pragma GCC unroll 3
     for (int v = kFrom; v < kSquareVectors; ++v) {
       const double* from = to.sum + r * to.stride + v * kWide;
-      tile[r][v] = kFull ? hn::LoadU(d, from) : hn::MaskedLoad(there(r, v), d, from);
+      if (kFull)
+        tile[r][v] = hn::LoadU(d, from);
+      else
+        tile[r][v] = r < to.tall ? hn::MaskedLoad(there(v), d, from) : hn::Zero(d);
     }
   for (int64_t i = 0; i < rows; ++i, left += kSquareColumns, right += kSquareColumns) {
     hn::Vec<ProductTag> b[kSquareVectors];
@@ -172,8 +175,8 @@ HWY_NOINLINE void add_square(const double* left, const double* right, int64_t ro
       double* at = to.sum + r * to.stride + v * kWide;
       if constexpr (kFull)
         hn::StoreU(tile[r][v], d, at);
-      else
-        hn::BlendedStore(tile[r][v], there(r, v), d, at);
+      else if (r < to.tall)
+        hn::BlendedStore(tile[r][v], there(v), d, at);
     }
 }
 
@@ -198,7 +201,7 @@ void AddSquares(const T* x, const double* point, int64_t rows, int64_t dim, doub
                           .stride = dim,
                           .tall = std::min<int64_t>(kSquareRows, dim - row),
                           .columns = std::min(kSquareColumns, dim - column)};
-      // On the diagonal, vectors that end before column `row` are below it.
+      // Vectors that end before column `row` are below the diagonal.
       const int64_t from = i == j ? r / kWide : 0;
       const AddSquare square = from == 0   ? square_of<0>(to)
                                : from == 1 ? square_of<1>(to)

@@ -27,10 +27,10 @@ constexpr int64_t kTableGrain = 4096;
 /// them. If the workers are several nodes (processes), every node must call every member.
 class TableData {
  public:
-  /// Holds x without a copy. x must be (N, D) float32, contiguous, on the CPU, with at least one
-  /// row and one column. Throws UserError for any other tensor. If a value of x is not finite,
-  /// throws UserError that names its row and column. `more` are the further tensors, with N rows
-  /// each. `who` names the algorithm in messages.
+  /// Holds x without a copy. x must be (N, D) float32 or float64, contiguous, on the CPU, with at
+  /// least one row and one column. Throws UserError for any other tensor. If a value of x is not
+  /// finite, throws UserError that names its row and column. `more` are the further tensors, with N
+  /// rows each. `who` names the algorithm in messages.
   TableData(const char* who, const at::Tensor& x, std::shared_ptr<jobs::Workers> workers,
             std::vector<at::Tensor> more = {});
 
