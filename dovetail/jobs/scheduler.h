@@ -96,9 +96,8 @@ class DevicesLost : public std::runtime_error {
 ///    call `fail`, which ends the lease.
 /// 4. Call `expire` at the time that the previous `expire` returned. If `next` has since returned a
 ///    lease with an earlier deadline, call `expire` at that deadline.
-/// 5. After each `deliver`, `fail` and `expire`, call `next` again for slots without a lease. Do
-/// the
-///    same after a `next` of a slot that still held a lease.
+/// 5. After each `deliver`, `fail` and `expire`, call `next` again for slots without a lease. The
+///    same holds after a `next` of a slot that still held a lease.
 ///
 /// A shard may be delivered several times, but exactly one delivery counts. `take_counted` tells
 /// from which device. The scheduler ignores later deliveries of the shard.

@@ -15,9 +15,8 @@ namespace dovetail::jobs {
 class ShardBook {
  public:
   /// Begins an iteration. rows[i] is the number of rows of shard i. All numbers are equal, except
-  /// that the last shard may have fewer rows. Shard i is selected for
-  /// verification if i + iteration is a multiple of `verify_every`. If `verify_every` is 0, none is
-  /// selected.
+  /// that the last shard may have fewer rows. Shard i is selected for verification if
+  /// i + iteration is a multiple of `verify_every`. If `verify_every` is 0, none is selected.
   void begin(const std::vector<int64_t>& rows, int64_t iteration, int64_t verify_every);
 
   int64_t size() const { return static_cast<int64_t>(shards_.size()); }

@@ -214,8 +214,7 @@ std::vector<std::string> paper_assumptions(const HybridCluster& cluster) {
       fmt::format("a message between nodes takes {:g} s and {:g} bytes/s; sums merge {}",
                   network.latency_s, network.bytes_per_s,
                   network.merge == "tree" ? "along a tree" : "one node after another"),
-      "every node has 16 cores; a second GPU is as fast as the first; starting a shard costs "
-      "nothing",
+      "every node has 16 cores; a second GPU is as fast; starting a shard takes no time",
       "speeds of all cores and of a GPU vary from run to run as Rodinia's in the paper's table",
       "\"speed-up\" is the time of one core over the time of all",
       "a \"gradient task\" is what one core or one GPU computes of an iteration"};

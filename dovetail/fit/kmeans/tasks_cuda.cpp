@@ -24,7 +24,7 @@ void for_pieces(int64_t rows, int64_t columns, const Work& work) {
 /// Returns |row - point|^2 (rows) of x (rows, D) and a point (D). If `label` (rows) is given, the
 /// point of each row is a row of `points` (K, D).
 at::Tensor squares_to(const at::Tensor& x, const at::Tensor& points, const at::Tensor& label = {}) {
-  const at::Tensor squares = at::empty({x.size(0)}, points.options());
+  at::Tensor squares = at::empty({x.size(0)}, points.options());
   for_pieces(x.size(0), x.size(1), [&](int64_t begin, int64_t count) {
     const at::Tensor of =
         label.defined() ? points.index_select(0, label.narrow(0, begin, count)) : points;
