@@ -11,6 +11,7 @@
 #include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/fit/rows/dense.h"
+#include "dovetail/fit/rows/rows.h"
 #include "dovetail/ops/simd_level.h"
 
 namespace dovetail::fit {

@@ -43,7 +43,7 @@ int exponent_of(const at::Tensor& target) {
 /// Returns numbers times 2^exponent. Keeps all bits, except in subnormal results.
 at::Tensor scaled(const at::Tensor& numbers, int exponent) {
   if (exponent == 0) return numbers;
-  const at::Tensor result = at::empty_like(numbers);
+  at::Tensor result = at::empty_like(numbers);
   std::transform(numbers.const_data_ptr<double>(),
                  numbers.const_data_ptr<double>() + numbers.numel(),
                  result.mutable_data_ptr<double>(),
