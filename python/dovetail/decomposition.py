@@ -43,12 +43,12 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         copy: X is never changed, whatever this says.
 
     Attributes:
-        components_: (n_components_, n_features) float64, one direction a row.
-        explained_variance_: (n_components_) variance of the rows along each direction, with n_samples - 1.
-        explained_variance_ratio_: (n_components_) parts of the total variance.
-        singular_values_: (n_components_) norms of the scores of each direction.
+        components_: (k, n_features) float64, one direction a row.
+        explained_variance_: (k) variance of the rows along each direction, with n_samples - 1.
+        explained_variance_ratio_: (k) parts of the total variance.
+        singular_values_: (k) norms of the scores of each direction.
         mean_: (n_features) float64.
-        n_components_: number of directions.
+        n_components_: k, the number of directions.
         noise_variance_: mean variance along the directions left out; 0 without any.
         n_iter_: number of passes that found directions.
         n_features_in_, n_samples_: size of the table.
@@ -155,13 +155,13 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X):
-        """Return the scores of rows, their coordinates along the directions: (n_samples, n_components_) float64."""
+        """Return the scores of rows, their coordinates along the directions: (n_samples, k) float64."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         return (X - self.mean_) @ self.components_.T / self._scale()
 
     def inverse_transform(self, X):
-        """Return rows (n_samples, n_features) float64 that have the given scores (n_samples, n_components_)."""
+        """Return rows (n_samples, n_features) float64 that have the given scores (n_samples, k)."""
         check_is_fitted(self)
         X = check_array(X, dtype=np.float64)
         return X * self._scale() @ self.components_ + self.mean_
