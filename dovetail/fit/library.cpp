@@ -13,7 +13,7 @@
 #include "dovetail/fit/kmeans/init.h"
 #include "dovetail/fit/regression/regression.h"
 
-/// Defines torch.classes.dovetail.KMeansData, torch.ops.dovetail.kmeans_*, pca_fit and
+/// Defines torch.classes.dovetail.KMeansData, torch.ops.dovetail.kmeans_*, pca_* and
 /// linear_fit.
 namespace dovetail::fit {
 namespace {
@@ -99,6 +99,10 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
     return dovetail::fit::batch_rows(rows, batch, iteration, static_cast<uint64_t>(seed));
   }>(m);
   dovetail::define<"pca_fit", dovetail::fit::pca>(m);
+  dovetail::define<"pca_iterates", [](const std::string& solver, int64_t columns) {
+    return dovetail::fit::resolved(dovetail::fit::parse_principal_solver(solver), columns) ==
+           dovetail::fit::PrincipalSolver::kPower;
+  }>(m);
   dovetail::define<"linear_fit", dovetail::fit::linear>(m);
   dovetail::define<"kmeans_labels", [](const Data& data) { return data->data.labels(); }>(m);
   dovetail::define<"kmeans_distances", [](const Data& data, const at::Tensor& centres) {

@@ -21,9 +21,7 @@ class DeviceCopies {
   c10::Device device() const { return device_; }
   /// Returns the copy of `original` on `device()`, or `original` itself if it is already there.
   /// Thread-safe.
-  at::Tensor of(const at::Tensor& original) {
-    return original.dim() == 0 ? whole(original) : rows(original, 0, original.size(0));
-  }
+  at::Tensor of(const at::Tensor& original);
   /// Returns the copy of rows [begin, begin + size) of `original`. The first call takes memory for
   /// all its rows on the device. Only rows that were asked for are transferred. Thread-safe.
   at::Tensor rows(const at::Tensor& original, int64_t begin, int64_t size);
@@ -36,7 +34,6 @@ class DeviceCopies {
     at::Tensor copy;
     std::map<int64_t, int64_t> there = {};  ///< ranges of rows that were transferred: begin, end
   };
-  at::Tensor whole(const at::Tensor& original);
   Copy& copy_of(const at::Tensor& original);
 
   c10::Device device_;

@@ -66,26 +66,22 @@ std::vector<int64_t> Job::shard_rows() const {
   return rows;
 }
 
-at::Tensor Job::narrow(const at::Tensor& all, int64_t first, int64_t count) const {
-  const Shards part = shards_.part(first, count);
-  return all.narrow(0, part.begin - shards_.begin, part.size);
-}
-
 ShardResult Job::compute(int64_t first, int64_t count, DeviceCopies& copies) const {
   const c10::Device here = shards_.location, there = copies.device();
   std::vector<at::Tensor> rows, whole;
   Parameters parameters;
-  const Shards part = shards_.part(first, count);
+  Shards shards = shards_.part(first, count);
+  const int64_t begin = shards.begin - shards_.begin;
   for (size_t i = 0; i < data_.size(); ++i) {
-    const at::Tensor own = narrow(data_[i], first, count);
     const bool is_written = std::ranges::find(writes_, i) != writes_.end();
-    rows.push_back(is_written
-                       ? own.to(there, own.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
-                       : copies.rows(data_[i], part.begin - shards_.begin, part.size));
+    rows.push_back(is_written ? data_[i]
+                                    .narrow(0, begin, shards.size)
+                                    .to(there, data_[i].scalar_type(), /*non_blocking=*/false,
+                                        /*copy=*/true)
+                              : copies.rows(data_[i], begin, shards.size));
   }
   for (const at::Tensor& tensor : whole_) whole.push_back(copies.of(tensor));
   for (const at::Tensor& parameter : parameters_) parameters.push_back(copies.of(parameter));
-  Shards shards = part;
   const ResidentData copy(rows, shards.begin, std::move(whole));
   shards.data = copy.id();
   shards.location = there;
@@ -106,8 +102,9 @@ uint64_t Job::digest(const ShardResult& result) {
 }
 
 void Job::accept(int64_t first, int64_t count, ShardResult result) {
+  const Shards shards = shards_.part(first, count);
   for (size_t i = 0; i < result.rows.size(); ++i)
-    narrow(written_[i], first, count).copy_(result.rows[i]);
+    written_[i].narrow(0, shards.begin - shards_.begin, shards.size).copy_(result.rows[i]);
   for (BlockSum& block : result.blocks) sum_.add(std::move(block));
 }
 

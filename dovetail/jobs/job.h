@@ -51,9 +51,6 @@ class Job {
   std::vector<int64_t> shard_rows() const;
 
  private:
-  /// Returns the view of the rows of some shards in `all`, a tensor with the rows of all shards.
-  at::Tensor narrow(const at::Tensor& all, int64_t first, int64_t count) const;
-
   std::string task_;
   std::vector<size_t> writes_;  ///< indices of the data's tensors that the task writes
   Parameters parameters_;

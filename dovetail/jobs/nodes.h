@@ -65,7 +65,6 @@ class Nodes : public Workers {
   /// Returns one report per node, by rank.
   const std::vector<Report>& report() const { return reports_; }
   comm::Group& group() { return *group_; }
-  int64_t rank() const { return group_->rank(); }
   /// Returns the executors of this node; null if it uses the threads of its process.
   Runtime* executors() { return executors_.get(); }
 

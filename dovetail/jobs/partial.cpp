@@ -117,11 +117,7 @@ Partial sum_of(std::vector<BlockSum> blocks) {
     DOVETAIL_CHECK(block.first == next, "a block from shard {} on after {} shards", block.first,
                    next);
     next += block.count;
-    if (block.first == 0) {
-      sum = std::move(block.partial);
-    } else {
-      sum.add(block.partial);
-    }
+    sum.add(block.partial);
   }
   return sum;
 }

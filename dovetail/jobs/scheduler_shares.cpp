@@ -66,8 +66,8 @@ std::vector<int64_t> Scheduler::State::divide() const {
   std::vector<int64_t> before;
   for (size_t d = 0; d < devices.size(); ++d) {
     const int64_t usable = devices[d].usable_slots();
-    const auto slots = static_cast<double>(usable);
     if (usable == 0) continue;
+    const auto slots = static_cast<double>(usable);
     which.push_back(d);
     before.push_back(devices[d].share);
     DeviceCost cost{.row_s = 1 / slots, .max_rows = devices[d].given.max_rows};
@@ -84,12 +84,11 @@ std::vector<int64_t> Scheduler::State::divide() const {
   }
   std::vector<int64_t> shares(devices.size(), 0);
   if (which.empty()) return shares;
-  double hysteresis = options.hysteresis;
   if (options.policy != SharePolicy::kStatic && !knows_all()) {
     ask_for_probes(costs, which);
-    hysteresis = -1;  // takes new shares in any case
+    before.assign(which.size(), 0);  // shares without probes are not kept
   }
-  const std::vector<int64_t> moved = move_shares(before, rows, costs, grain, hysteresis);
+  const std::vector<int64_t> moved = move_shares(before, rows, costs, grain, options.hysteresis);
   for (size_t i = 0; i < which.size(); ++i) shares[which[i]] = moved[i];
   return shares;
 }

@@ -18,8 +18,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 __all__ = ["PCA"]
 
-_MOST_COVARIANCE = 2048  # columns, as kMostCovariance in principal_components.h
-
 
 class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Principal components: orthonormal directions of the largest variance of centred rows.
@@ -116,19 +114,17 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             raise ValueError(
                 f"n_components={number} must be between 1 and min(n_samples, n_features)={most} of these rows"
             )
-        solver = self.svd_solver
-        if solver == "auto":
-            solver = "covariance" if X.shape[1] <= _MOST_COVARIANCE else "power"
-        if not whole and solver == "power":
+        iterates = torch.ops.dovetail.pca_iterates(self.svd_solver, X.shape[1])
+        if not whole and iterates:
             raise ValueError(
                 f"n_components={number} needs the covariance matrix of {X.shape[1]} columns: give a number of"
-                f' directions, or svd_solver="covariance" (automatic up to {_MOST_COVARIANCE} columns)'
+                ' directions, or svd_solver="covariance"'
             )
         random = check_random_state(self.random_state)
-        seed = int(random.randint(np.iinfo(np.int32).max)) if solver == "power" else 0
+        seed = int(random.randint(np.iinfo(np.int32).max)) if iterates else 0
         try:
             directions, variances, total, mean, self.n_iter_, converged = torch.ops.dovetail.pca_fit(
-                as_tensor(X), number if whole else most, solver, self.max_iter, self.tol, seed
+                as_tensor(X), number if whole else most, self.svd_solver, self.max_iter, self.tol, seed
             )
         except RuntimeError as error:
             assert_all_finite(X, estimator_name="PCA", input_name="X")

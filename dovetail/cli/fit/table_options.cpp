@@ -183,8 +183,8 @@ data::Matrix TableOptions::read(const comm::Group& group, data::MatrixOptions op
   return matrix;
 }
 
-std::filesystem::path TableOptions::trace_file(const jobs::Nodes* nodes) const {
-  const int64_t node = nodes != nullptr ? nodes->rank() : 0;
+std::filesystem::path TableOptions::trace_file(jobs::Nodes* nodes) const {
+  const int64_t node = nodes != nullptr ? nodes->group().rank() : 0;
   return node == 0 ? trace_ : fmt::format("{}.node{}", trace_, node);
 }
 

@@ -62,7 +62,7 @@ class TableOptions {
   bool fresh() const { return fresh_; }
 
  private:
-  std::filesystem::path trace_file(const jobs::Nodes* nodes) const;
+  std::filesystem::path trace_file(jobs::Nodes* nodes) const;
 
   std::string trace_;
   std::string data_, columns_, delimiter_, decimal_ = ".", header_, drop_columns_,

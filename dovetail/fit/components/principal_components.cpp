@@ -127,7 +127,7 @@ PrincipalResult by_covariance(const TableData& data, const PrincipalOptions& opt
                          .iterations = 1,
                          .converged = true};
   if (report) {
-    const double all = covariance.diagonal().sum().item<double>();
+    const double all = data.variance().sum().item<double>();
     report({.iteration = 1,
             .explained = all > 0 ? result.variances.sum().item<double>() / all : 0,
             .seconds = now_seconds() - begin});

@@ -13,9 +13,10 @@ namespace dovetail::fit {
 
 /// Method by which fit_principal finds directions.
 enum class PrincipalSolver {
-  kAuto,        ///< kCovariance up to kMostCovariance columns, otherwise kPower
-  kCovariance,  ///< One pass over the rows for the covariance matrix, and its eigenvectors
-                ///< (LAPACK).
+  /// kCovariance up to kMostCovariance columns, otherwise kPower.
+  kAuto,
+  /// One pass over the rows for the covariance matrix, and its eigenvectors (LAPACK).
+  kCovariance,
   /// Block power iteration (Rutishauser 1970), with a pass over the rows per iteration. It iterates
   /// on a block of a few more directions than asked for. Each iteration takes the best directions
   /// within the span of the block. The covariance matrix is never formed.

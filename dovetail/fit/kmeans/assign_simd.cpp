@@ -191,12 +191,7 @@ class Screen {
                 .centres = p.points,
                 .rows = p.rows,
                 .dim = p.dim,
-                .num_centres = p.count,
-                .label = nullptr,
-                .grain = p.rows,
-                .next_sums = {},
-                .sums_stride = 0,
-                .counts = nullptr},
+                .num_centres = p.count},
         centres_(assign_, /*as_rows=*/false),
         rows_(hwy::AllocateAligned<float>(static_cast<size_t>((p.dim + 2) * kTileColumns))) {}
 

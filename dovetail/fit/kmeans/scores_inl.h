@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "dovetail/fit/kmeans/assign_simd.h"
+#include "dovetail/fit/rows/float64_inl.h"
 #include "dovetail/ops/micro_kernel_inl.h"
 #include "hwy/aligned_allocator.h"
 #include "hwy/highway.h"
@@ -29,26 +30,6 @@ using namespace ops::HWY_NAMESPACE;
 // Terms: x (D) is a row of float32, c (D) a centre. `shift` (D) is the fixed point of
 // AssignProblem. y = x - shift and d = c - shift. y d is the scalar product of y and d. A label is
 // the index of a row's nearest centre.
-
-using DoubleTag = hn::ScalableTag<double>;
-using DoubleVector = hn::Vec<DoubleTag>;
-using HalfTag = hn::Rebind<float, DoubleTag>;
-constexpr int64_t kDoubles = static_cast<int64_t>(hn::MaxLanes(DoubleTag()));
-
-/// Loads a vector of float64 from consecutive float32 or float64.
-HWY_INLINE DoubleVector widen(const float* from) {
-  return hn::PromoteTo(DoubleTag(), hn::LoadU(HalfTag(), from));
-}
-HWY_INLINE DoubleVector widen(const double* from) { return hn::LoadU(DoubleTag(), from); }
-/// Same for the first `count` elements; the other lanes are 0.
-HWY_INLINE DoubleVector widen(const float* from, size_t count) {
-  const HalfTag d;
-  return hn::PromoteTo(DoubleTag(), hn::MaskedLoad(hn::FirstN(d, count), d, from));
-}
-HWY_INLINE DoubleVector widen(const double* from, size_t count) {
-  const DoubleTag d;
-  return hn::MaskedLoad(hn::FirstN(d, count), d, from);
-}
 
 // Number of vectors with eight float64 in total. Float64 sums use eight lanes on every instruction
 // set, which are then added in one fixed order.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "dovetail/fit/rows/float64_inl.h"
 #include "dovetail/fit/rows/products_simd.h"
 #include "hwy/aligned_allocator.h"
 #include "hwy/highway.h"
@@ -15,25 +16,21 @@ namespace dovetail::fit {
 namespace HWY_NAMESPACE {
 namespace {
 
-namespace hn = hwy::HWY_NAMESPACE;
-using ProductTag = hn::ScalableTag<double>;
-
-constexpr int64_t kWide = HWY_LANES(double);
-constexpr int64_t kPanel = 2 * kWide;
+constexpr int64_t kPanel = 2 * kDoubles;
 
 /// Computes kRows rows of c from (i, j) on, `columns` (1 to kPanel) wide. With six rows, twelve
 /// sums hide the latency of an FMA. If kFull, `columns` is kPanel, and no load needs a mask.
 template <int kRows, bool kFull>
 HWY_INLINE void add_tile(const ProductProblem& p, int64_t i, int64_t j, int64_t columns) {
-  const ProductTag d;
-  const auto left = static_cast<size_t>(std::min(columns, kWide)),
+  const DoubleTag d;
+  const auto left = static_cast<size_t>(std::min(columns, kDoubles)),
              right = static_cast<size_t>(columns) - left;
   const auto first = hn::FirstN(d, left), second = hn::FirstN(d, right);
   const auto load = [&](const double* from, int half) HWY_ATTR {
-    if constexpr (kFull) return hn::LoadU(d, from + half * kWide);
-    return hn::MaskedLoad(half == 0 ? first : second, d, from + half * kWide);
+    if constexpr (kFull) return hn::LoadU(d, from + half * kDoubles);
+    return hn::MaskedLoad(half == 0 ? first : second, d, from + half * kDoubles);
   };
-  hn::Vec<ProductTag> sum[kRows][2];
+  DoubleVector sum[kRows][2];
   double* c = p.c + i * p.c_row + j;
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
@@ -53,78 +50,88 @@ HWY_INLINE void add_tile(const ProductProblem& p, int64_t i, int64_t j, int64_t 
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
     hn::BlendedStore(sum[r][0], first, d, c + r * p.c_row);
-    hn::BlendedStore(sum[r][1], second, d, c + r * p.c_row + kWide);
+    hn::BlendedStore(sum[r][1], second, d, c + r * p.c_row + kDoubles);
   }
 }
 
-constexpr int64_t kTallest = 6;
-using AddTile = void (*)(const ProductProblem&, int64_t, int64_t, int64_t);
 template <int kRows>
-void add_rows(const ProductProblem& p, int64_t i, int64_t j, int64_t columns) {
+HWY_INLINE void add_rows(const ProductProblem& p, int64_t i, int64_t j, int64_t columns) {
   columns == kPanel ? add_tile<kRows, true>(p, i, j, columns)
                     : add_tile<kRows, false>(p, i, j, columns);
 }
-constexpr AddTile kAddRows[] = {add_rows<1>, add_rows<2>, add_rows<3>,
-                                add_rows<4>, add_rows<5>, add_rows<6>};
 
 void AddProduct(const ProductProblem& p) {
+  constexpr int64_t kTallest = 6;
   for (int64_t j = 0; j < p.n; j += kPanel) {
     const int64_t columns = std::min(kPanel, p.n - j);
     for (int64_t i = 0; i < p.m; i += kTallest) {
-      const int64_t tall = std::min(kTallest, p.m - i);
-      kAddRows[tall - 1](p, i, j, columns);
+      switch (std::min(kTallest, p.m - i)) {
+        case 1:
+          add_rows<1>(p, i, j, columns);
+          break;
+        case 2:
+          add_rows<2>(p, i, j, columns);
+          break;
+        case 3:
+          add_rows<3>(p, i, j, columns);
+          break;
+        case 4:
+          add_rows<4>(p, i, j, columns);
+          break;
+        case 5:
+          add_rows<5>(p, i, j, columns);
+          break;
+        default:
+          add_rows<6>(p, i, j, columns);
+      }
     }
   }
 }
 
-using RowTag = hn::Rebind<float, ProductTag>;
-
-/// Loads float32 or float64 as float64: a vector, or its first `count` elements and zeros.
-HWY_INLINE hn::Vec<ProductTag> widen(const float* x) {
-  return hn::PromoteTo(ProductTag(), hn::LoadU(RowTag(), x));
-}
-HWY_INLINE hn::Vec<ProductTag> widen(const double* x) { return hn::LoadU(ProductTag(), x); }
-HWY_INLINE hn::Vec<ProductTag> widen(const float* x, size_t count) {
-  const RowTag f;
-  return hn::PromoteTo(ProductTag(), hn::MaskedLoad(hn::FirstN(f, count), f, x));
-}
-HWY_INLINE hn::Vec<ProductTag> widen(const double* x, size_t count) {
-  const ProductTag d;
-  return hn::MaskedLoad(hn::FirstN(d, count), d, x);
-}
-
 /// Returns x - point for a vector of columns, or for its first `count` columns and zeros.
 template <class T>
-HWY_INLINE hn::Vec<ProductTag> minus(const T* x, const double* point) {
+HWY_INLINE DoubleVector minus(const T* x, const double* point) {
   return hn::Sub(widen(x), widen(point));
 }
 template <class T>
-HWY_INLINE hn::Vec<ProductTag> minus(const T* x, const double* point, size_t count) {
+HWY_INLINE DoubleVector minus(const T* x, const double* point, size_t count) {
   return hn::Sub(widen(x, count), widen(point, count));
+}
+
+template <class T>
+void SubtractPoint(const T* x, const double* point, int64_t rows, int64_t dim, double* y,
+                   int64_t y_row) {
+  const DoubleTag d;
+  for (int64_t i = 0; i < rows; ++i, x += dim, y += y_row) {
+    int64_t j = 0;
+    for (; j + kDoubles <= dim; j += kDoubles) hn::StoreU(minus(x + j, point + j), d, y + j);
+    for (; j < dim; ++j) y[j] = static_cast<double>(x[j]) - point[j];
+  }
 }
 
 // A block of z is packed into panels of kSquareColumns columns, [panel][row][kSquareColumns]. Two
 // panels of a block fit the first-level cache. A tile has kSquareRows columns of one panel as its
 // rows, and all columns of another.
 constexpr int kSquareVectors = 3;
-constexpr int64_t kSquareColumns = kSquareVectors * kWide, kSquareBlock = 128;
-constexpr int kSquareRows = static_cast<int>(kWide);  // divides kSquareColumns
+constexpr int64_t kSquareColumns = kSquareVectors * kDoubles, kSquareBlock = 128;
+constexpr int kSquareRows = static_cast<int>(kDoubles);  // divides kSquareColumns
 
 /// Packs z of `rows` rows. Rows are read as they lie in memory, which suits the prefetcher.
 template <class T>
 HWY_INLINE void pack_block(const T* x, const double* point, int64_t rows, int64_t dim,
                            double* panels) {
-  const ProductTag d;
+  const DoubleTag d;
   for (int64_t i = 0; i < rows; ++i, x += dim, panels += kSquareColumns) {
     double* to = panels;
     int64_t j = 0;
     for (; j + kSquareColumns <= dim; j += kSquareColumns, to += rows * kSquareColumns)
 #pragma GCC unroll 3
       for (int v = 0; v < kSquareVectors; ++v)
-        hn::Store(minus(x + j + v * kWide, point + j + v * kWide), d, to + v * kWide);
+        hn::Store(minus(x + j + v * kDoubles, point + j + v * kDoubles), d, to + v * kDoubles);
     for (int v = 0; j < dim && v < kSquareVectors; ++v) {
-      const auto left = static_cast<size_t>(std::clamp<int64_t>(dim - j - v * kWide, 0, kWide));
-      hn::Store(minus(x + j + v * kWide, point + j + v * kWide, left), d, to + v * kWide);
+      const auto left =
+          static_cast<size_t>(std::clamp<int64_t>(dim - j - v * kDoubles, 0, kDoubles));
+      hn::Store(minus(x + j + v * kDoubles, point + j + v * kDoubles, left), d, to + v * kDoubles);
     }
   }
 }
@@ -141,26 +148,26 @@ struct SquareTile {
 template <int kFrom, bool kFull>
 HWY_NOINLINE void add_square(const double* left, const double* right, int64_t rows,
                              const SquareTile& to) {
-  const ProductTag d;
+  const DoubleTag d;
   const auto there = [&](int v) HWY_ATTR {
-    const int64_t count = std::clamp<int64_t>(to.columns - v * kWide, 0, kWide);
+    const int64_t count = std::clamp<int64_t>(to.columns - v * kDoubles, 0, kDoubles);
     return hn::FirstN(d, static_cast<size_t>(count));
   };
-  hn::Vec<ProductTag> tile[kSquareRows][kSquareVectors];
+  DoubleVector tile[kSquareRows][kSquareVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kSquareRows; ++r)
 #pragma GCC unroll 3
     for (int v = kFrom; v < kSquareVectors; ++v) {
-      const double* from = to.sum + r * to.stride + v * kWide;
+      const double* from = to.sum + r * to.stride + v * kDoubles;
       if (kFull)
         tile[r][v] = hn::LoadU(d, from);
       else
         tile[r][v] = r < to.tall ? hn::MaskedLoad(there(v), d, from) : hn::Zero(d);
     }
   for (int64_t i = 0; i < rows; ++i, left += kSquareColumns, right += kSquareColumns) {
-    hn::Vec<ProductTag> b[kSquareVectors];
+    DoubleVector b[kSquareVectors];
 #pragma GCC unroll 3
-    for (int v = kFrom; v < kSquareVectors; ++v) b[v] = hn::Load(d, right + v * kWide);
+    for (int v = kFrom; v < kSquareVectors; ++v) b[v] = hn::Load(d, right + v * kDoubles);
 #pragma GCC unroll 8
     for (int r = 0; r < kSquareRows; ++r) {
       const auto a = hn::Set(d, left[r]);
@@ -172,7 +179,7 @@ HWY_NOINLINE void add_square(const double* left, const double* right, int64_t ro
   for (int r = 0; r < kSquareRows; ++r)
 #pragma GCC unroll 3
     for (int v = kFrom; v < kSquareVectors; ++v) {
-      double* at = to.sum + r * to.stride + v * kWide;
+      double* at = to.sum + r * to.stride + v * kDoubles;
       if constexpr (kFull)
         hn::StoreU(tile[r][v], d, at);
       else if (r < to.tall)
@@ -202,7 +209,7 @@ void AddSquares(const T* x, const double* point, int64_t rows, int64_t dim, doub
                           .tall = std::min<int64_t>(kSquareRows, dim - row),
                           .columns = std::min(kSquareColumns, dim - column)};
       // Vectors that end before column `row` are below the diagonal.
-      const int64_t from = i == j ? r / kWide : 0;
+      const int64_t from = i == j ? r / kDoubles : 0;
       const AddSquare square = from == 0   ? square_of<0>(to)
                                : from == 1 ? square_of<1>(to)
                                            : square_of<2>(to);
@@ -219,10 +226,10 @@ void AddSquares(const T* x, const double* point, int64_t rows, int64_t dim, doub
 template <class T>
 void AddMoments(const T* x, const double* point, int64_t rows, int64_t dim, double* first,
                 double* second) {
-  const ProductTag d;
+  const DoubleTag d;
   for (int64_t i = 0; i < rows; ++i, x += dim) {
     int64_t j = 0;
-    for (; j + kWide <= dim; j += kWide) {
+    for (; j + kDoubles <= dim; j += kDoubles) {
       const auto y = minus(x + j, point + j);
       hn::StoreU(hn::Add(hn::LoadU(d, first + j), y), d, first + j);
       hn::StoreU(hn::MulAdd(y, y, hn::LoadU(d, second + j)), d, second + j);
@@ -236,6 +243,14 @@ void AddMoments(const T* x, const double* point, int64_t rows, int64_t dim, doub
   }
 }
 
+void SubtractPointFromFloat(const float* x, const double* point, int64_t rows, int64_t dim,
+                            double* y, int64_t y_row) {
+  SubtractPoint(x, point, rows, dim, y, y_row);
+}
+void SubtractPointFromDouble(const double* x, const double* point, int64_t rows, int64_t dim,
+                             double* y, int64_t y_row) {
+  SubtractPoint(x, point, rows, dim, y, y_row);
+}
 void AddSquaresOfFloat(const float* x, const double* point, int64_t rows, int64_t dim,
                        double* sum) {
   AddSquares(x, point, rows, dim, sum);
@@ -262,12 +277,23 @@ HWY_AFTER_NAMESPACE();
 namespace dovetail::fit {
 
 HWY_EXPORT(AddProduct);
+HWY_EXPORT(SubtractPointFromFloat);
+HWY_EXPORT(SubtractPointFromDouble);
 HWY_EXPORT(AddSquaresOfFloat);
 HWY_EXPORT(AddSquaresOfDouble);
 HWY_EXPORT(AddMomentsOfFloat);
 HWY_EXPORT(AddMomentsOfDouble);
 
 void add_product(const ProductProblem& problem) { HWY_DYNAMIC_DISPATCH(AddProduct)(problem); }
+
+void subtract_point(const float* x, const double* point, int64_t rows, int64_t dim, double* y,
+                    int64_t y_row) {
+  HWY_DYNAMIC_DISPATCH(SubtractPointFromFloat)(x, point, rows, dim, y, y_row);
+}
+void subtract_point(const double* x, const double* point, int64_t rows, int64_t dim, double* y,
+                    int64_t y_row) {
+  HWY_DYNAMIC_DISPATCH(SubtractPointFromDouble)(x, point, rows, dim, y, y_row);
+}
 
 void add_squares(const float* x, const double* point, int64_t rows, int64_t dim, double* sum) {
   HWY_DYNAMIC_DISPATCH(AddSquaresOfFloat)(x, point, rows, dim, sum);

@@ -22,6 +22,13 @@ struct ProductProblem {
 /// are also the same if k is split into several calls.
 void add_product(const ProductProblem& problem);
 
+/// Sets each row of y (rows, dim) to the row of x (rows, dim) minus `point` (dim). Consecutive rows
+/// of y are y_row elements apart.
+void subtract_point(const float* x, const double* point, int64_t rows, int64_t dim, double* y,
+                    int64_t y_row);
+void subtract_point(const double* x, const double* point, int64_t rows, int64_t dim, double* y,
+                    int64_t y_row);
+
 /// Adds z^T z to `sum` (dim, dim), with z = x - point for rows x (rows, dim). Only the elements on
 /// and above the diagonal are computed; the others become undefined. `point` has `dim` elements.
 /// Each element adds its products in the order of the rows, with one rounding per product. So bits

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "dovetail/fit/rows/products_simd.h"
+
 namespace dovetail::fit {
 
 /// Checks and preparation of a matrix x of rows, shared by all algorithms in dovetail/fit/. `who`
@@ -34,12 +36,8 @@ void with_rows(const at::Tensor& x, int64_t first, const Work& work) {
 /// x (N, D), float32 or float64, is contiguous. Consecutive rows of y are y_row elements apart.
 inline void subtract_point(const at::Tensor& x, int64_t first, const double* point, int64_t rows,
                            double* y, int64_t y_row) {
-  const int64_t dim = x.size(1);
-  with_rows(x, first, [&](const auto* from) {
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t p = 0; p < dim; ++p)
-        y[i * y_row + p] = static_cast<double>(from[i * dim + p]) - point[p];
-  });
+  with_rows(x, first,
+            [&](const auto* from) { subtract_point(from, point, rows, x.size(1), y, y_row); });
 }
 
 /// Throws UserError that names row and column of the first value of x that is not finite. If all
