@@ -108,7 +108,8 @@ class DevicesLost : public std::runtime_error {
 /// all other shards. A device gets a shard on which it failed only if no other device can take that
 /// shard. While the speed of any device is unknown, all slots get equal shares. But a device of
 /// unknown speed gets at least one shard. If there are fewer shards than devices, they get one in
-/// turns. Devices without work then take shards from other devices, even under kAffine.
+/// turns. A device that has had no share for some time gets one shard, since it may have become
+/// faster. This costs at most 2 % of that time. Devices without work then take shards from other devices, even under kAffine.
 ///
 /// Number of shards in a lease:
 /// - It is the smallest number for which start_s <= kStartPart * row_s * (rows of the lease). Here

@@ -10,6 +10,11 @@ namespace {
 /// detect a changed machine.
 constexpr size_t kTimesKept = SpeedHistory::kChanged;
 
+/// Number of iterations after which a device without a share is measured again, and the part of the
+/// time since its last measurement that this may cost.
+constexpr int64_t kMeasureAgain = 16;
+constexpr double kMeasureCost = 0.02;
+
 }  // namespace
 
 int64_t DeviceState::usable_slots() const {
@@ -28,6 +33,10 @@ std::optional<double> DeviceState::expected_s(int64_t num_rows) const {
 /// longest. A history takes equally long for each time, however short the lease was.
 void Scheduler::State::learn() {
   for (DeviceState& device : devices) {
+    if (!device.times.empty()) {
+      device.measured_in = iteration;
+      device.measured_s = begun_s;
+    }
     std::ranges::stable_sort(device.times, {}, &LeaseTime::rows);
     const size_t count = device.times.size(), kept = std::min(kTimesKept, count);
     for (size_t i = 0; i < kept; ++i) {
@@ -56,6 +65,26 @@ void Scheduler::State::ask_for_probes(std::vector<DeviceCost>& costs,
     costs[turn].min_rows = book.rows(0, 1);
     --left;
   }
+}
+
+/// Asks for one shard for each device that would get none and was not measured for kMeasureAgain
+/// iterations. Others may wait for it, but not long (kMeasureCost). Returns true if there is one.
+bool Scheduler::State::ask_again(std::vector<DeviceCost>& costs, const std::vector<size_t>& which,
+                                 const std::vector<int64_t>& shares) const {
+  const int64_t grain = book.rows(0, 1);
+  const double seconds = seconds_of(shares, costs, grain);
+  bool any = false;
+  for (size_t i = 0; i < which.size(); ++i) {
+    const DeviceState& device = devices[which[i]];
+    if (shares[i] > 0 || iteration - device.measured_in <= kMeasureAgain ||
+        costs[i].max_rows < grain)
+      continue;
+    const double waiting_s = device.expected_s(grain).value_or(kNever) - seconds;
+    if (waiting_s > kMeasureCost * (begun_s - device.measured_s)) continue;
+    costs[i].min_rows = grain;
+    any = true;
+  }
+  return any && shares.size() <= static_cast<size_t>(book.size());
 }
 
 /// Returns the number of shards of each device.
@@ -88,7 +117,11 @@ std::vector<int64_t> Scheduler::State::divide() const {
     ask_for_probes(costs, which);
     before.assign(which.size(), 0);  // shares without probes are not kept
   }
-  const std::vector<int64_t> moved = move_shares(before, rows, costs, grain, options.hysteresis);
+  std::vector<int64_t> moved = move_shares(before, rows, costs, grain, options.hysteresis);
+  if (options.policy != SharePolicy::kStatic && knows_all() && ask_again(costs, which, moved)) {
+    before.assign(which.size(), 0);
+    moved = move_shares(before, rows, costs, grain, options.hysteresis);
+  }
   for (size_t i = 0; i < which.size(); ++i) shares[which[i]] = moved[i];
   return shares;
 }

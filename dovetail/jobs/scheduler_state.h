@@ -46,6 +46,9 @@ struct DeviceState {
   int64_t share = 0, rows = 0, misses = 0, probes = 0;
   /// Number of calls for several shards that threw since the last delivery.
   int64_t failed_blocks = 0;
+  /// Last iteration in which a lease of the device was finished, and the time of its end; 0: none.
+  int64_t measured_in = 0;
+  double measured_s = 0;
   std::vector<LeaseTime> times = {};  ///< times of the leases finished in this iteration
   /// Reason why the device is left out; nullopt: it is not.
   std::optional<std::string> left_out = {};
@@ -73,6 +76,8 @@ struct Scheduler::State {
   void learn();
   std::vector<int64_t> divide() const;
   void ask_for_probes(std::vector<DeviceCost>& costs, const std::vector<size_t>& which) const;
+  bool ask_again(std::vector<DeviceCost>& costs, const std::vector<size_t>& which,
+                 const std::vector<int64_t>& shares) const;
   bool knows_all() const;
   double left_s(size_t device, double now_s) const;
   int64_t lease_size(DeviceState& device) const;
