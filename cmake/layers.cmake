@@ -61,6 +61,7 @@ set(FOLDERS_fit
     rows  # tables of numbers, dense algebra
     components  # principal components
     kmeans  # k-means: assignment kernel, initial centres, mini-batches
+    cuda  # device code
     mixture  # Gaussian mixtures
     regression  # linear and logistic regression
     .)

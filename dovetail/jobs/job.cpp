@@ -24,7 +24,7 @@ uint64_t mix(uint64_t state, uint64_t word) {
 }
 
 uint64_t mix(uint64_t state, const at::Tensor& tensor) {
-  const at::Tensor flat = tensor.contiguous();
+  const at::Tensor flat = tensor.cpu().contiguous();
   const auto* bytes = static_cast<const char*>(flat.const_data_ptr());
   for (size_t left = flat.nbytes(); left > 0;) {
     uint64_t word = 0;
@@ -49,15 +49,44 @@ Job::Job(const std::string& task, Parameters parameters, const Shards& shards, i
   DOVETAIL_CHECK(shards.size > 0, "task {} on no shards", task);
   writes_ = find_task(task, shards_.location.type()).writes;
   for (at::Tensor& parameter : parameters_) parameter = parameter.clone();
-  data_ = rows_of(shards_);
+  data_ = placed_rows(shards_);
   whole_ = whole_tensors(shards_);
-  for (const size_t index : writes_) written_.push_back(at::empty_like(data_[index]));
+  for (const size_t index : writes_) written_.push_back({at::empty_like(data_[index].base)});
 }
 
 std::vector<BlockSum> Job::take() {
   std::vector<BlockSum> blocks = sum_.take(place_, shards_.count());
-  for (size_t i = 0; i < written_.size(); ++i) put_rows(shards_, writes_[i], written_[i]);
+  for (size_t i = 0; i < written_.size(); ++i) {
+    std::ranges::sort(written_[i].pieces, {}, &PlacedRows::Piece::begin);
+    put_rows(shards_, writes_[i], std::move(written_[i]));
+  }
   return blocks;
+}
+
+at::Tensor Job::rows_on(DeviceCopies& copies, size_t index, int64_t begin, int64_t size) const {
+  const PlacedRows part = data_[index].narrow(begin, size);
+  const bool is_written = std::ranges::find(writes_, index) != writes_.end();
+  // Rows that the task writes have a new tensor in each job: a copy would not be read again.
+  const auto from_base = [&](int64_t first, int64_t count) {
+    return is_written ? part.base.narrow(0, first, count)
+                      : copies.rows(data_[index].base, begin + first, count);
+  };
+  if (part.pieces.empty() && !is_written) return from_base(0, size);
+  if (part.pieces.size() == 1 && !is_written && part.pieces[0].rows.size(0) == size &&
+      part.pieces[0].rows.device() == copies.device())
+    return part.pieces[0].rows;
+  at::Tensor rows = at::empty_like(part.base, part.base.options().device(copies.device()));
+  int64_t next = 0;
+  const auto fill = [&](int64_t first, const at::Tensor& from) {
+    rows.narrow(0, first, from.size(0)).copy_(from);
+  };
+  for (const auto& [first, values] : part.pieces) {
+    if (next < first) fill(next, from_base(next, first - next));
+    fill(first, values);
+    next = first + values.size(0);
+  }
+  if (next < size) fill(next, from_base(next, size - next));
+  return rows;
 }
 
 std::vector<int64_t> Job::shard_rows() const {
@@ -71,15 +100,8 @@ ShardResult Job::compute(int64_t first, int64_t count, DeviceCopies& copies) con
   std::vector<at::Tensor> rows, whole;
   Parameters parameters;
   Shards shards = shards_.part(first, count);
-  const int64_t begin = shards.begin - shards_.begin;
-  for (size_t i = 0; i < data_.size(); ++i) {
-    const bool is_written = std::ranges::find(writes_, i) != writes_.end();
-    rows.push_back(is_written ? data_[i]
-                                    .narrow(0, begin, shards.size)
-                                    .to(there, data_[i].scalar_type(), /*non_blocking=*/false,
-                                        /*copy=*/true)
-                              : copies.rows(data_[i], begin, shards.size));
-  }
+  for (size_t i = 0; i < data_.size(); ++i)
+    rows.push_back(rows_on(copies, i, shards.begin - shards_.begin, shards.size));
   for (const at::Tensor& tensor : whole_) whole.push_back(copies.of(tensor));
   for (const at::Tensor& parameter : parameters_) parameters.push_back(copies.of(parameter));
   const ResidentData copy(rows, shards.begin, std::move(whole));
@@ -90,7 +112,7 @@ ShardResult Job::compute(int64_t first, int64_t count, DeviceCopies& copies) con
       .rows = {}};
   for (BlockSum& block : result.blocks)
     for (at::Tensor& tensor : block.partial.tensors) tensor = tensor.to(here);
-  for (const size_t written : writes_) result.rows.push_back(rows[written].to(here));
+  for (const size_t written : writes_) result.rows.push_back(rows[written]);
   return result;
 }
 
@@ -103,8 +125,15 @@ uint64_t Job::digest(const ShardResult& result) {
 
 void Job::accept(int64_t first, int64_t count, ShardResult result) {
   const Shards shards = shards_.part(first, count);
-  for (size_t i = 0; i < result.rows.size(); ++i)
-    written_[i].narrow(0, shards.begin - shards_.begin, shards.size).copy_(result.rows[i]);
+  const int64_t begin = shards.begin - shards_.begin;
+  for (size_t i = 0; i < result.rows.size(); ++i) {
+    if (result.rows[i].device() == shards_.location) {
+      written_[i].base.narrow(0, begin, shards.size).copy_(result.rows[i]);
+    } else {
+      const std::lock_guard lock(pieces_mutex_);
+      written_[i].pieces.push_back({begin, std::move(result.rows[i])});
+    }
+  }
   for (BlockSum& block : result.blocks) sum_.add(std::move(block));
 }
 
@@ -112,7 +141,7 @@ std::string job_key(const std::string& task, const Parameters& parameters, const
   std::string key = task;
   for (const at::Tensor& parameter : parameters) key += " " + text_of(parameter, 0);
   key += " on";
-  for (const at::Tensor& tensor : rows_of(shards)) key += " " + text_of(tensor, 1);
+  for (const PlacedRows& rows : placed_rows(shards)) key += " " + text_of(rows.base, 1);
   for (const at::Tensor& tensor : whole_tensors(shards)) key += " of " + text_of(tensor, 1);
   return key + fmt::format(", 2^{} rows", std::bit_width(static_cast<uint64_t>(shards.size)) - 1);
 }

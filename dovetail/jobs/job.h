@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,7 @@ namespace dovetail::jobs {
 struct ShardResult {
   std::vector<BlockSum> blocks;  ///< sums over these shards, numbered as in the larger job
   /// New values of their rows, one tensor for each tensor that the task writes
-  /// (TaskVariant::writes).
+  /// (TaskVariant::writes). They are on the device that computed them.
   std::vector<at::Tensor> rows;
 };
 
@@ -34,8 +35,8 @@ class Job {
 
   int64_t place() const { return place_; }
   /// Computes `count` shards from number `first` on, on the device of `copies`. Uses the task's
-  /// variant for that type of device. Copies the result to the device of the job's data and returns
-  /// it. All member functions are thread-safe.
+  /// variant for that type of device. Copies the sums to the device of the job's data. All member
+  /// functions are thread-safe.
   ShardResult compute(int64_t first, int64_t count, DeviceCopies& copies) const;
   /// Returns a 64-bit hash of all bits of a result. Equal results have equal hashes.
   static uint64_t digest(const ShardResult& result);
@@ -56,12 +57,18 @@ class Job {
   Parameters parameters_;
   Shards shards_;
   int64_t place_;
-  /// Rows of all shards at the start of the job, one view per tensor of the data. Never written.
-  std::vector<at::Tensor> data_;
+  /// Returns rows [begin, begin + size) of tensor `index` of the data on the device of `copies`. The
+  /// caller may write into a tensor that the task writes.
+  at::Tensor rows_on(DeviceCopies& copies, size_t index, int64_t begin, int64_t size) const;
+
+  /// Rows of all shards at the start of the job, one entry per tensor of the data. Never written.
+  std::vector<PlacedRows> data_;
   /// Tensors that a task may read completely for every shard (ResidentData: `whole`).
   std::vector<at::Tensor> whole_;
-  /// Accepted rows of all shards, one tensor per index in `writes_`.
-  std::vector<at::Tensor> written_;
+  /// Accepted rows of all shards, one entry per index in `writes_`. Rows from other devices than the
+  /// data's are pieces.
+  std::vector<PlacedRows> written_;
+  std::mutex pieces_mutex_;  ///< protects the pieces of `written_`
   TreeSum sum_;
 };
 

@@ -302,7 +302,7 @@ void Nodes::move_rows(const Shards& all, size_t index, const Bounds& from,
         .copy_(output.narrow(0, next, receive[r]));
     next += receive[r];
   }
-  put_rows(all, index, after);
+  put_rows(all, index, {after});
 }
 
 /// Brings to each node the rows within `bounds` of all tensors that tasks have written.

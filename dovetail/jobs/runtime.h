@@ -58,8 +58,9 @@ struct RuntimeOptions {
 /// executors. The results (partials) are added by a TreeSum.
 ///
 /// On CPU executors, the sum has the same bits as the result of run_task. This holds for any
-/// executors and any faults, as long as at least one executor works. A GPU adds the shards of a
-/// lease in an order of its own, and leases follow measured times. Shards of a failed, hung or slow
+/// executors and any faults, as long as at least one executor works. On a GPU, it holds for tasks
+/// with a BlockTask, such as k-means. Other tasks add the shards of a lease in an order of their
+/// own, and leases follow measured times. Shards of a failed, hung or slow
 /// executor are computed by other executors; SchedulerOptions holds the limits. Exactly one result
 /// of each shard counts, including the rows that the task wrote.
 ///

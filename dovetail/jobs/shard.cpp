@@ -13,7 +13,7 @@ namespace dovetail::jobs {
 namespace {
 
 struct Entry {
-  std::vector<at::Tensor> tensors;
+  std::vector<PlacedRows> tensors;
   int64_t first_row;
   std::vector<at::Tensor> whole;
 };
@@ -29,10 +29,19 @@ struct Store {
     DOVETAIL_CHECK(entry, "no resident data {}", id);
     return *std::move(entry);
   }
-  void put(int64_t id, size_t index, at::Tensor tensor) {
+  void put(int64_t id, size_t index, PlacedRows rows) {
     const std::lock_guard lock(mutex);
     if (const auto found = data.find(id); found != data.end())
-      std::swap(found->second.tensors.at(index), tensor);
+      std::swap(found->second.tensors.at(index), rows);
+  }
+  /// Returns a tensor with all its rows on the device of its data.
+  at::Tensor gather(int64_t id, size_t index) {
+    const std::lock_guard lock(mutex);
+    const auto found = data.find(id);
+    DOVETAIL_CHECK(found != data.end(), "no resident data {}", id);
+    PlacedRows& rows = found->second.tensors.at(index);
+    rows = {rows.gathered()};
+    return rows.base;
   }
 
   std::mutex mutex;
@@ -54,9 +63,11 @@ ResidentData::ResidentData(std::vector<at::Tensor> tensors, int64_t first_row,
     DOVETAIL_CHECK(tensor.size(0) == rows_ && tensor.device() == location_,
                    "{} rows on {} beside {} on {}", tensor.size(0), tensor.device().str(), rows_,
                    location_.str());
+  std::vector<PlacedRows> placed;
+  for (at::Tensor& tensor : tensors) placed.push_back({std::move(tensor)});
   const std::lock_guard lock(store().mutex);
   id_ = store().next++;
-  store().data.emplace(id_, Entry{std::move(tensors), first_row, std::move(whole)});
+  store().data.emplace(id_, Entry{std::move(placed), first_row, std::move(whole)});
 }
 
 ResidentData::~ResidentData() {
@@ -80,32 +91,60 @@ Shards Shards::part(int64_t first, int64_t num) const {
   return out;
 }
 
+PlacedRows PlacedRows::narrow(int64_t begin, int64_t size) const {
+  PlacedRows part{base.narrow(0, begin, size)};
+  for (const Piece& piece : pieces) {
+    const int64_t first = std::max(begin, piece.begin);
+    const int64_t last = std::min(begin + size, piece.begin + piece.rows.size(0));
+    if (first < last)
+      part.pieces.push_back(
+          {first - begin, piece.rows.narrow(0, first - piece.begin, last - first)});
+  }
+  return part;
+}
+
+at::Tensor PlacedRows::gathered() const {
+  if (pieces.empty()) return base;
+  at::Tensor all = base.clone();
+  for (const Piece& piece : pieces)
+    all.narrow(0, piece.begin, piece.rows.size(0)).copy_(piece.rows);
+  return all;
+}
+
 std::vector<at::Tensor> rows_of(const Shards& shards) {
-  auto [rows, first_row, whole] = store().find(shards.data);
-  for (at::Tensor& tensor : rows) tensor = tensor.narrow(0, shards.begin - first_row, shards.size);
+  std::vector<at::Tensor> rows;
+  for (size_t i = 0; i < store().find(shards.data).tensors.size(); ++i)
+    rows.push_back(rows_of(shards, i));
   return rows;
 }
 
 at::Tensor rows_of(const Shards& shards, size_t index) {
-  const Entry entry = store().find(shards.data);
-  return entry.tensors.at(index).narrow(0, shards.begin - entry.first_row, shards.size);
+  const int64_t first_row = store().find(shards.data).first_row;
+  return store().gather(shards.data, index).narrow(0, shards.begin - first_row, shards.size);
+}
+
+std::vector<PlacedRows> placed_rows(const Shards& shards) {
+  Entry entry = store().find(shards.data);
+  for (PlacedRows& rows : entry.tensors)
+    rows = rows.narrow(shards.begin - entry.first_row, shards.size);
+  return std::move(entry.tensors);
 }
 
 std::vector<at::Tensor> whole_tensors(const Shards& shards) {
   return store().find(shards.data).whole;
 }
 
-void put_rows(const Shards& shards, size_t index, at::Tensor rows) {
+void put_rows(const Shards& shards, size_t index, PlacedRows rows) {
   const auto entry = store().look(shards.data);
   if (!entry) return;
-  const at::Tensor& before = entry->tensors.at(index);
-  DOVETAIL_CHECK(rows.size(0) == shards.size && rows.sizes().slice(1) == before.sizes().slice(1) &&
-                     rows.dtype() == before.dtype() && rows.device() == before.device(),
-                 "{} as {} rows of {}", ops::describe(rows), shards.size, ops::describe(before));
+  const at::Tensor &before = entry->tensors.at(index).base, &base = rows.base;
+  DOVETAIL_CHECK(base.size(0) == shards.size && base.sizes().slice(1) == before.sizes().slice(1) &&
+                     base.dtype() == before.dtype() && base.device() == before.device(),
+                 "{} as {} rows of {}", ops::describe(base), shards.size, ops::describe(before));
   if (shards.size < before.size(0)) {
-    const at::Tensor all = before.clone();
-    all.narrow(0, shards.begin - entry->first_row, shards.size).copy_(rows);
-    rows = all;
+    const at::Tensor all = entry->tensors.at(index).gathered().clone();
+    all.narrow(0, shards.begin - entry->first_row, shards.size).copy_(rows.gathered());
+    rows = {all};
   }
   store().put(shards.data, index, std::move(rows));
 }

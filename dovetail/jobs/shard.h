@@ -22,17 +22,36 @@ struct Shards {
   Shards part(int64_t first, int64_t num) const;
 };
 
+/// Tensor of rows. The current values of some rows may be on other devices, such as labels that a
+/// GPU computed and reads again. They stay there until somebody asks for them.
+struct PlacedRows {
+  /// Values of consecutive rows from row `begin` of `base` on.
+  struct Piece {
+    int64_t begin;
+    at::Tensor rows;
+  };
+  at::Tensor base;                 ///< all rows
+  std::vector<Piece> pieces = {};  ///< disjoint, ascending; they replace the rows of `base`
+
+  /// Returns rows [begin, begin + size). The tensors are views.
+  PlacedRows narrow(int64_t begin, int64_t size) const;
+  /// Returns the rows on the device of `base`: `base` itself if there are no pieces.
+  at::Tensor gathered() const;
+};
+
 /// Returns a view of the rows in each tensor of their ResidentData. Thread-safe.
 std::vector<at::Tensor> rows_of(const Shards& shards);
 /// Returns a view of the rows in tensor `index` of their ResidentData. Thread-safe.
 at::Tensor rows_of(const Shards& shards, size_t index);
+/// Like rows_of, but leaves rows where they are.
+std::vector<PlacedRows> placed_rows(const Shards& shards);
 /// Returns the tensors passed as `whole` to the constructor of the ResidentData.
 std::vector<at::Tensor> whole_tensors(const Shards& shards);
 
 /// Replaces tensor `index` of the ResidentData by a new tensor. The new tensor has `rows` in place
 /// of the rows of `shards`, and the old values in all other rows. Does nothing if the ResidentData
 /// no longer exists. Two threads must not call it at the same time for the same ResidentData.
-void put_rows(const Shards& shards, size_t index, at::Tensor rows);
+void put_rows(const Shards& shards, size_t index, PlacedRows rows);
 
 /// Set of tensors with equal numbers of rows, on which tasks run. It is registered in this process
 /// under an id while this object lives. A task and the code that creates the object must agree on
@@ -57,7 +76,7 @@ class ResidentData {
   /// Returns the current tensor `index`, with all rows.
   at::Tensor tensor(size_t index) const { return rows_of(all(), index); }
   /// Replaces tensor `index` by `tensor`, which must have the same shape, dtype and device.
-  void put(size_t index, at::Tensor tensor) { put_rows(all(), index, std::move(tensor)); }
+  void put(size_t index, at::Tensor tensor) { put_rows(all(), index, {std::move(tensor)}); }
 
   /// Divides all rows into shards of `grain` rows. Choose the grain by the task, never by the
   /// number of threads or devices. Then the bits of a sum over all shards depend on the data alone.

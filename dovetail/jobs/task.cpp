@@ -23,17 +23,26 @@ std::map<std::string, Variants>& registry() {
   return tasks;
 }
 
+void add_variant(const std::string& name, c10::DeviceType device, TaskVariant variant) {
+  // Elements of a std::map stay where they are, and so does the name of a task.
+  const auto place = registry().try_emplace(name).first;
+  variant.name = place->first.c_str();
+  const bool fresh = place->second.emplace(device, std::move(variant)).second;
+  DOVETAIL_CHECK(fresh, "task {} is registered twice for {}", name, c10::DeviceTypeName(device));
+}
+
 }  // namespace
 
 void register_task(const std::string& name, c10::DeviceType device, Task task,
                    std::vector<size_t> writes, Takes takes) {
-  // Elements of a std::map stay where they are, and so does the name of a task.
-  const auto place = registry().try_emplace(name).first;
-  const bool fresh = place->second
-                         .emplace(device, TaskVariant{place->first.c_str(), std::move(task),
-                                                      std::move(writes), takes})
-                         .second;
-  DOVETAIL_CHECK(fresh, "task {} is registered twice for {}", name, c10::DeviceTypeName(device));
+  add_variant(name, device,
+              {.name = {}, .run = std::move(task), .writes = std::move(writes), .takes = takes});
+}
+
+void register_block_task(const std::string& name, c10::DeviceType device, BlockTask task,
+                         std::vector<size_t> writes) {
+  add_variant(name, device,
+              {.name = {}, .run = {}, .writes = std::move(writes), .blocks = std::move(task)});
 }
 
 const TaskVariant& find_task(const std::string& name, c10::DeviceType device) {
@@ -55,6 +64,7 @@ Partial run_task(const std::string& name, const Parameters& parameters, const Sh
 std::vector<BlockSum> call_task(const TaskVariant& variant, const Parameters& parameters,
                                 const Shards& shards, int64_t place) {
   const TraceSpan span(variant.name);
+  if (variant.blocks) return variant.blocks(parameters, shards, place);
   if (variant.takes == Takes::kOne) {
     TreeSum sum;
     for (int64_t i = 0; i < shards.count(); ++i)

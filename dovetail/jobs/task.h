@@ -23,6 +23,11 @@ using Parameters = std::vector<at::Tensor>;
 /// rows, since it may compute a shard twice.
 using Task = std::function<Partial(const Parameters&, const Shards&)>;
 
+/// Like Task, for any consecutive shards. `place` is the number of the first one among the shards of
+/// the job. Returns blocks of the job's TreeSum, with the bits of the sums along its tree.
+using BlockTask =
+    std::function<std::vector<BlockSum>(const Parameters&, const Shards&, int64_t place)>;
+
 /// Shards that a task can compute in one call.
 enum class Takes {
   kOne,    ///< one shard
@@ -34,10 +39,11 @@ enum class Takes {
 /// outputs.
 struct TaskVariant {
   const char* name;  ///< name of the task, and of the span of each call in a trace
-  Task run;
+  Task run;          ///< empty if `blocks` is given
   /// Indices of the tensors of the ResidentData into which the task writes.
   std::vector<size_t> writes;
   Takes takes = Takes::kOne;
+  BlockTask blocks = {};
 };
 
 /// Registers the variant of task `name` for a type of device. Libraries call it while they are
@@ -45,10 +51,18 @@ struct TaskVariant {
 /// variant for this type.
 void register_task(const std::string& name, c10::DeviceType device, Task task,
                    std::vector<size_t> writes = {}, Takes takes = Takes::kOne);
+void register_block_task(const std::string& name, c10::DeviceType device, BlockTask task,
+                         std::vector<size_t> writes = {});
 struct TaskRegistration {
   TaskRegistration(const std::string& name, c10::DeviceType device, Task task,
                    std::vector<size_t> writes = {}, Takes takes = Takes::kOne) {
     register_task(name, device, std::move(task), std::move(writes), takes);
+  }
+};
+struct BlockTaskRegistration {
+  BlockTaskRegistration(const std::string& name, c10::DeviceType device, BlockTask task,
+                        std::vector<size_t> writes = {}) {
+    register_block_task(name, device, std::move(task), std::move(writes));
   }
 };
 

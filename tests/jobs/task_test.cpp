@@ -5,6 +5,7 @@
 #include <numeric>
 #include <random>
 
+#include "dovetail/jobs/job.h"
 #include "tests/ops/testing.h"
 
 namespace dovetail::jobs::task_test {
@@ -145,6 +146,51 @@ TEST(ResidentData, IsGoneWithItsOwner) {
     shards = data.shards(3);
   }
   EXPECT_THROW(rows_of(shards), InternalError);
+}
+
+TEST(PlacedRows, AreReadWhereverTheyLie) {
+  // Rows 2 to 4 and 7 of ten have newer values elsewhere.
+  const at::Tensor base = at::arange(10, at::kDouble);
+  const PlacedRows rows{base,
+                        {{2, at::tensor({20., 30., 40.}, at::kDouble)},
+                         {7, at::tensor({70.}, at::kDouble)}}};
+  const at::Tensor all =
+      at::tensor({0., 1., 20., 30., 40., 5., 6., 70., 8., 9.}, at::kDouble);
+  EXPECT_TRUE(at::equal(rows.gathered(), all));
+  EXPECT_TRUE(at::equal(base, at::arange(10, at::kDouble))) << "others may still read it";
+  for (int64_t begin = 0; begin < 10; ++begin)
+    for (int64_t size = 1; begin + size <= 10; ++size)
+      ASSERT_TRUE(at::equal(rows.narrow(begin, size).gathered(), all.narrow(0, begin, size)))
+          << begin << ", " << size;
+}
+
+/// Writes the sum of both tensors into the second one.
+Partial add_task(const Parameters& parameters, const Shards& shard) {
+  const auto rows = rows_of(shard);
+  rows[1].add_(rows[0]);
+  return {{rows[1].sum()}, static_cast<double>(shard.size)};
+}
+const TaskRegistration kAdd("test.add", at::kCPU, add_task, {1});
+
+TEST(Job, ReadsRowsThatLieElsewhere) {
+  const at::Tensor x = at::arange(10, at::kDouble);
+  const ResidentData data({x, at::zeros({10}, at::kDouble)});
+  const Shards shards = data.shards(3);
+  const at::Tensor newer = at::full({4}, 100., at::kDouble);
+  // Tensor 0 is read and tensor 1 is written. Both have newer rows, in different places.
+  put_rows(shards, 0, {x, {{4, newer}}});
+  put_rows(shards, 1, {at::zeros({10}, at::kDouble), {{1, newer}, {8, newer.narrow(0, 0, 2)}}});
+  const at::Tensor read = at::cat({x.narrow(0, 0, 4), newer, x.narrow(0, 8, 2)});
+  const at::Tensor before =
+      at::cat({at::zeros(1), newer, at::zeros(3), newer.narrow(0, 0, 2)}).to(at::kDouble);
+  DeviceCopies copies(at::kCPU);
+  Job job("test.add", {}, shards);
+  for (const auto& [first, count] : {std::pair(2, 2), std::pair(0, 2)})
+    job.accept(first, count, job.compute(first, count, copies));
+  EXPECT_EQ(sum_of(job.take()).tensors[0].item<double>(), (before + read).sum().item<double>());
+  EXPECT_TRUE(at::equal(data.tensor(1), before + read));
+  EXPECT_TRUE(at::equal(data.tensor(0), read));
+  EXPECT_TRUE(at::equal(newer, at::full({4}, 100., at::kDouble)));
 }
 
 Partial sum_task(const Parameters& parameters, const Shards& shard) {

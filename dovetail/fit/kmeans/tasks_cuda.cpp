@@ -1,125 +1,253 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <bit>
+#include <utility>
 
+#include "dovetail/base/error.h"
+#include "dovetail/fit/kmeans/cuda_kernels.h"
 #include "dovetail/fit/kmeans/kmeans.h"
 #include "dovetail/jobs/task.h"
 
-/// Tasks of k-means on a GPU, composed of ATen's float64 operations in a fixed order. So bits are
-/// the same on every run. Labels equal the CPU's labels, unless two centres are equally near to
-/// about 1e-14 of |x - shift|^2. Sums agree to rounding.
+/// Tasks of k-means on a GPU. Their parameters, data and partials are those of the CPU's tasks
+/// (tasks.cpp), with the same bits. Partials are on the CPU: each call reads the GPU once.
 namespace dovetail::fit {
 namespace {
 
-/// Maximum elements of a matrix with a row per data row, and a column per centre or per column of
-/// the data. It limits the rows at a time.
-constexpr int64_t kElements = int64_t{1} << 25;
+static_assert(kCudaShardRows == kKMeansGrain && kCudaShardRows == kKMeansBatchGrain);
 
-template <class Work>
-void for_pieces(int64_t rows, int64_t columns, const Work& work) {
-  const int64_t piece = std::max<int64_t>(1, kElements / columns);
-  for (int64_t begin = 0; begin < rows; begin += piece) work(begin, std::min(piece, rows - begin));
+/// Maximum bytes of sums that wait to be added.
+constexpr int64_t kSumsBytes = int64_t{256} << 20;
+
+struct GpuRows {
+  explicit GpuRows(const jobs::Shards& shards) : tensors(jobs::rows_of(shards)) {
+    DOVETAIL_CHECK(shards.grain == kCudaShardRows || shards.count() == 1, "shards of {} rows",
+                   shards.grain);
+  }
+  const at::Tensor& x() const { return tensors[KMeansData::kX]; }
+  float* norms() const { return tensors[KMeansData::kNorms].mutable_data_ptr<float>(); }
+  int32_t* labels() const { return tensors[KMeansData::kLabels].mutable_data_ptr<int32_t>(); }
+  double* squares() const { return tensors[KMeansData::kSquares].mutable_data_ptr<double>(); }
+  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type) const {
+    return at::empty(sizes, x().options().dtype(type));
+  }
+
+  std::vector<at::Tensor> tensors;
+};
+
+/// Copies a tensor to the CPU, through pinned memory. Waits for the GPU.
+at::Tensor read(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor.clone();
+  at::Tensor host =
+      at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+  return host.copy_(tensor);
 }
 
-/// Returns |row - point|^2 (rows) of x (rows, D) and a point (D). If `label` (rows) is given, the
-/// point of each row is a row of `points` (K, D).
-at::Tensor squares_to(const at::Tensor& x, const at::Tensor& points, const at::Tensor& label = {}) {
-  at::Tensor squares = at::empty({x.size(0)}, points.options());
-  for_pieces(x.size(0), x.size(1), [&](int64_t begin, int64_t count) {
-    const at::Tensor of =
-        label.defined() ? points.index_select(0, label.narrow(0, begin, count)) : points;
-    squares.narrow(0, begin, count)
-        .copy_((x.narrow(0, begin, count).to(at::kDouble) - of).square().sum(1));
-  });
-  return squares;
+using Blocks = std::vector<jobs::BlockSum>;
+
+/// Returns the maximum number of shards whose sums (width) float64 are computed before they are
+/// added.
+int64_t most_shards(int64_t width) {
+  return static_cast<int64_t>(
+      std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(1, kSumsBytes / 8 / width))));
 }
 
-jobs::Partial norms_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards) {
-  const auto rows = jobs::rows_of(shards);
-  const at::Tensor squares = squares_to(rows[KMeansData::kX], parameters[0].to(at::kDouble));
-  // At least the norm, also after rounding to float32.
-  rows[KMeansData::kNorms].copy_(squares.sqrt() * (1 + 0x1p-22));
-  return {{squares.sum()}, static_cast<double>(shards.size)};
+/// Adds sums of shards along the tree, for blocks of at most `most` shards. compute(first, count,
+/// sums) sets `sums` (count, width) to the sums of shards first to first + count - 1. The partials
+/// of the result hold one tensor (width) float64.
+template <class Compute>
+Blocks add_on_gpu(const jobs::Shards& shards, int64_t place, int64_t width, int64_t most,
+                  const Compute& compute) {
+  std::vector<at::Tensor> rows;
+  Blocks blocks;
+  for (int64_t first = 0, next = 0; first < shards.count(); first = next) {
+    next = std::min(shards.count(), (place + first) / most * most + most - place);
+    const int64_t count = next - first;
+    const at::Tensor sums =
+        at::empty({count, width}, at::TensorOptions(shards.location).dtype(at::kDouble));
+    auto* data = sums.mutable_data_ptr<double>();
+    compute(first, count, data);
+    cuda_kernels().add_tree(data, place + first, count, width);
+    for (const jobs::Block& block : jobs::blocks_of(place + first, count, most)) {
+      rows.push_back(sums[block.first - place - first]);
+      blocks.push_back({.first = block.first, .count = block.count});
+    }
+  }
+  const at::Tensor host = read(at::stack(rows));
+  for (size_t i = 0; i < blocks.size(); ++i)
+    blocks[i].partial = {
+        {host[static_cast<int64_t>(i)]},
+        static_cast<double>(shards.part(blocks[i].first - place, blocks[i].count).size)};
+  return blocks;
 }
 
-jobs::Partial assign_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards) {
-  const auto rows = jobs::rows_of(shards);
-  const at::Tensor &all = rows[KMeansData::kX], &labels = rows[KMeansData::kLabels],
-                   &centres = parameters[0];
-  const at::Tensor shift = parameters[1].to(at::kDouble), d = centres - shift,
-                   squares = d.square().sum(1);
-  const int64_t num = centres.size(0);
-  const at::Tensor sums = at::zeros_like(centres), counts = at::zeros({num}, centres.options());
-  at::Tensor changed = at::zeros({}, labels.options().dtype(at::kLong));
-  for_pieces(shards.size, num, [&](int64_t begin, int64_t count) {
-    const at::Tensor x = all.narrow(0, begin, count).to(at::kDouble),
-                     before = labels.narrow(0, begin, count);
-    const at::Tensor nearest = at::addmm(squares, x - shift, d.t(), 1, -2).argmin(1);
-    const at::Tensor member =
-        at::zeros({count, num}, centres.options()).scatter_(1, nearest.unsqueeze(1), 1);
-    sums.addmm_(member.t(), x);
-    counts.add_(member.sum(0));
-    changed.add_((before != nearest).sum());
-    before.copy_(nearest);
-  });
-  return {{sums, counts.to(at::kLong), changed}, static_cast<double>(shards.size)};
+/// Runs the kernel of squared distances on shards `first` to first + count - 1 of the problem.
+void squares(CudaSquares problem, int64_t first, int64_t count, double* sums) {
+  const int64_t begin = first * kCudaShardRows;
+  problem.rows = std::min(problem.rows - begin, count * kCudaShardRows);
+  problem.x += begin * problem.dim;
+  if (problem.label != nullptr) problem.label += begin;
+  if (problem.norm != nullptr) problem.norm += begin;
+  if (problem.squares != nullptr) problem.squares += begin;
+  problem.sums = sums;
+  cuda_kernels().squares(problem);
 }
 
-jobs::Partial distances_task_on_gpu(const jobs::Parameters& parameters,
-                                    const jobs::Shards& shards) {
-  const auto rows = jobs::rows_of(shards);
-  const at::Tensor& squares = rows[KMeansData::kSquares].copy_(
-      squares_to(rows[KMeansData::kX], parameters[0], rows[KMeansData::kLabels]));
-  return {{squares.sum()}, static_cast<double>(shards.size)};
+/// Returns the problem without labels, norms and squares.
+CudaSquares problem_of(CudaSquares::Use use, const GpuRows& rows, const at::Tensor& points) {
+  return {.use = use,
+          .x = rows.x().const_data_ptr<float>(),
+          .rows = rows.x().size(0),
+          .dim = rows.x().size(1),
+          .points = points.const_data_ptr<double>(),
+          .count = points.size(0),
+          .label = nullptr,
+          .norm = nullptr,
+          .squares = nullptr,
+          .sums = nullptr};
 }
 
-jobs::Partial batch_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards) {
-  const at::Tensor x = jobs::whole_tensors(shards)[0].index_select(0, jobs::rows_of(shards)[0]);
-  const auto options = x.options();
-  const jobs::ResidentData batch({x, at::empty({shards.size}, options),
-                                  at::zeros({shards.size}, options.dtype(at::kInt)),
-                                  at::empty({shards.size}, options.dtype(at::kDouble))});
-  const jobs::Shards all = batch.shards(shards.size);
-  jobs::Partial partial = assign_task_on_gpu(parameters, all);
-  partial.tensors[2] = distances_task_on_gpu({parameters[0]}, all).tensors[0];
-  return partial;
+/// Adds the sums of a problem, one per shard. The partials hold a tensor ().
+Blocks sum_of(const CudaSquares& problem, const jobs::Shards& shards, int64_t place,
+              int64_t most) {
+  Blocks blocks =
+      add_on_gpu(shards, place, 1, most, [&](int64_t first, int64_t count, double* sums) {
+        squares(problem, first, count, sums);
+      });
+  for (jobs::BlockSum& block : blocks)
+    block.partial.tensors[0] = block.partial.tensors[0].squeeze(0);
+  return blocks;
 }
 
-jobs::Partial potentials_task_on_gpu(const jobs::Parameters& parameters,
-                                     const jobs::Shards& shards) {
-  const auto rows = jobs::rows_of(shards);
-  std::vector<at::Tensor> sums;
-  for (const at::Tensor& point : parameters[0].unbind(0))
-    sums.push_back(
-        at::minimum(rows[KMeansData::kSquares], squares_to(rows[KMeansData::kX], point)).sum());
-  return {{at::stack(sums)}, static_cast<double>(shards.size)};
+Blocks norms_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
+                    int64_t place) {
+  const GpuRows rows(shards);
+  const at::Tensor point = parameters[0].to(at::kDouble).unsqueeze(0);
+  CudaSquares problem = problem_of(CudaSquares::Use::kNorms, rows, point);
+  problem.norm = rows.norms();
+  return sum_of(problem, shards, place, most_shards(1));
 }
 
-jobs::Partial include_task_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards) {
-  const auto rows = jobs::rows_of(shards);
-  const at::Tensor& squares = rows[KMeansData::kSquares];
-  for (const at::Tensor& point : parameters[0].unbind(0))
-    squares.copy_(at::minimum(squares, squares_to(rows[KMeansData::kX], point)));
-  const at::Tensor sums = at::zeros({parameters[1].item<int64_t>()}, squares.options());
-  const int64_t grain = shards.grain, first = shards.begin / grain, whole = shards.size / grain;
-  sums.narrow(0, first, whole)
-      .copy_(squares.narrow(0, 0, whole * grain).view({whole, grain}).sum(1));
-  if (whole < shards.count()) sums[first + whole] = squares.slice(0, whole * grain).sum();
-  return {{sums}, static_cast<double>(shards.size)};
+/// Number of float64 of a shard in assign_on_gpu: sums, counts and changed labels.
+int64_t assign_width(const at::Tensor& centres) { return centres.numel() + centres.size(0) + 1; }
+
+Blocks assign_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
+                     int64_t place) {
+  const GpuRows rows(shards);
+  const at::Tensor &centres = parameters[0], &shift = parameters[1];
+  const int64_t num = centres.size(0), dim = centres.size(1);
+  const int64_t stride = (num + kCudaCentres - 1) / kCudaCentres * kCudaCentres,
+                depth = (dim + kCudaDepth - 1) / kCudaDepth * kCudaDepth;
+  const at::Tensor fresh = rows.empty({shards.size}, at::kInt),
+                   packed = rows.empty({depth, stride}, at::kFloat),
+                   factors = rows.empty({3, stride}, at::kFloat),
+                   doubtful = rows.empty({shards.size + 1}, at::kInt),
+                   limit = rows.empty({shards.size}, at::kFloat);
+  auto* factor = factors.mutable_data_ptr<float>();
+  auto* list = reinterpret_cast<uint32_t*>(doubtful.mutable_data_ptr<int32_t>());
+  const CudaAssign problem{.x = rows.x().const_data_ptr<float>(),
+                           .rows = shards.size,
+                           .dim = dim,
+                           .norm = rows.norms(),
+                           .shift = shift.const_data_ptr<float>(),
+                           .centres = centres.const_data_ptr<double>(),
+                           .num_centres = num,
+                           .label = rows.labels(),
+                           .fresh = fresh.mutable_data_ptr<int32_t>(),
+                           .packed = packed.mutable_data_ptr<float>(),
+                           .slope = factor,
+                           .base = factor + stride,
+                           .length = factor + 2 * stride,
+                           .doubtful = list + 1,
+                           .limit = limit.mutable_data_ptr<float>(),
+                           .num_doubtful = list};
+  cuda_kernels().nearest(problem);
+  const int64_t width = assign_width(centres);
+  Blocks blocks = add_on_gpu(shards, place, width, most_shards(width),
+                             [&](int64_t first, int64_t count, double* sums) {
+                               cuda_kernels().sums(problem, first, count, sums);
+                             });
+  for (jobs::BlockSum& block : blocks) {
+    const at::Tensor all = block.partial.tensors[0];
+    const at::Tensor counts = all.narrow(0, num * dim, num + 1).to(at::kLong);
+    block.partial.tensors = {all.narrow(0, 0, num * dim).view({num, dim}), counts.narrow(0, 0, num),
+                             counts[num]};
+  }
+  return blocks;
 }
 
-constexpr auto kAny = jobs::Takes::kAny;
-const jobs::TaskRegistration kNormsOnGpu("kmeans.norms", at::kCUDA, norms_task_on_gpu,
-                                         {KMeansData::kNorms}, kAny);
-const jobs::TaskRegistration kAssignOnGpu("kmeans.assign", at::kCUDA, assign_task_on_gpu,
-                                          {KMeansData::kLabels}, kAny);
-const jobs::TaskRegistration kBatchOnGpu("kmeans.batch", at::kCUDA, batch_task_on_gpu, {}, kAny);
-const jobs::TaskRegistration kDistancesOnGpu("kmeans.distances", at::kCUDA, distances_task_on_gpu,
-                                             {KMeansData::kSquares}, kAny);
-const jobs::TaskRegistration kPotentialsOnGpu("kmeans.potentials", at::kCUDA,
-                                              potentials_task_on_gpu, {}, kAny);
-const jobs::TaskRegistration kIncludeOnGpu("kmeans.include", at::kCUDA, include_task_on_gpu,
-                                           {KMeansData::kSquares}, kAny);
+Blocks distances_to(const at::Tensor& centres, const jobs::Shards& shards, int64_t place,
+                    int64_t most) {
+  const GpuRows rows(shards);
+  CudaSquares problem = problem_of(CudaSquares::Use::kLabels, rows, centres);
+  problem.label = rows.labels();
+  problem.squares = rows.squares();
+  return sum_of(problem, shards, place, most);
+}
+
+Blocks distances_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
+                        int64_t place) {
+  return distances_to(parameters[0], shards, place, most_shards(1));
+}
+
+Blocks batch_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
+                    int64_t place) {
+  const at::Tensor &centres = parameters[0], &shift = parameters[1];
+  const at::Tensor x =
+      jobs::whole_tensors(shards)[0].index_select(0, jobs::rows_of(shards, 0));
+  const jobs::ResidentData batch({x, at::empty({shards.size}, x.options()),
+                                  at::zeros({shards.size}, x.options().dtype(at::kInt)),
+                                  at::empty({shards.size}, x.options().dtype(at::kDouble))});
+  const jobs::Shards all = batch.shards(shards.grain);
+  norms_on_gpu({shift}, all, place);
+  Blocks blocks = assign_on_gpu(parameters, all, place);
+  const Blocks inertia = distances_to(centres, all, place, most_shards(assign_width(centres)));
+  for (size_t i = 0; i < blocks.size(); ++i)
+    blocks[i].partial.tensors[2] = inertia.at(i).partial.tensors[0];
+  return blocks;
+}
+
+Blocks potentials_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
+                         int64_t place) {
+  const GpuRows rows(shards);
+  CudaSquares problem = problem_of(CudaSquares::Use::kPotentials, rows, parameters[0]);
+  problem.squares = rows.squares();
+  const int64_t width = parameters[0].size(0);
+  return add_on_gpu(shards, place, width, most_shards(width),
+                    [&](int64_t first, int64_t count, double* sums) {
+                      squares(problem, first, count, sums);
+                    });
+}
+
+Blocks include_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
+                      int64_t place) {
+  const GpuRows rows(shards);
+  CudaSquares problem = problem_of(CudaSquares::Use::kInclude, rows, parameters[0]);
+  problem.squares = rows.squares();
+  const at::Tensor of_shard = rows.empty({shards.count()}, at::kDouble);
+  squares(problem, 0, shards.count(), of_shard.mutable_data_ptr<double>());
+  // The partial has an element for each shard of the job. Sums of other shards are zeros.
+  const int64_t all = parameters[1].item<int64_t>();
+  const at::Tensor sums = at::zeros({all}, at::kDouble);
+  sums.narrow(0, shards.begin / shards.grain, shards.count()).copy_(read(of_shard));
+  Blocks blocks;
+  for (const auto& [first, count] : jobs::blocks_of(place, shards.count(), int64_t{1} << 62))
+    blocks.push_back({.first = first, .count = count});
+  blocks[0].partial = {{sums}, static_cast<double>(shards.size)};
+  return blocks;
+}
+
+const jobs::BlockTaskRegistration kNormsOnGpu("kmeans.norms", at::kCUDA, norms_on_gpu,
+                                              {KMeansData::kNorms});
+const jobs::BlockTaskRegistration kAssignOnGpu("kmeans.assign", at::kCUDA, assign_on_gpu,
+                                               {KMeansData::kLabels});
+const jobs::BlockTaskRegistration kBatchOnGpu("kmeans.batch", at::kCUDA, batch_on_gpu);
+const jobs::BlockTaskRegistration kDistancesOnGpu("kmeans.distances", at::kCUDA, distances_on_gpu,
+                                                  {KMeansData::kSquares});
+const jobs::BlockTaskRegistration kPotentialsOnGpu("kmeans.potentials", at::kCUDA,
+                                                   potentials_on_gpu);
+const jobs::BlockTaskRegistration kIncludeOnGpu("kmeans.include", at::kCUDA, include_on_gpu,
+                                                {KMeansData::kSquares});
 
 }  // namespace
 }  // namespace dovetail::fit
