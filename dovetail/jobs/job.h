@@ -57,16 +57,16 @@ class Job {
   Parameters parameters_;
   Shards shards_;
   int64_t place_;
-  /// Returns rows [begin, begin + size) of tensor `index` of the data on the device of `copies`. The
-  /// caller may write into a tensor that the task writes.
+  /// Returns rows [begin, begin + size) of tensor `index` of the data on the device of `copies`.
+  /// The caller may write into a tensor that the task writes.
   at::Tensor rows_on(DeviceCopies& copies, size_t index, int64_t begin, int64_t size) const;
 
   /// Rows of all shards at the start of the job, one entry per tensor of the data. Never written.
   std::vector<PlacedRows> data_;
   /// Tensors that a task may read completely for every shard (ResidentData: `whole`).
   std::vector<at::Tensor> whole_;
-  /// Accepted rows of all shards, one entry per index in `writes_`. Rows from other devices than the
-  /// data's are pieces.
+  /// Accepted rows of all shards, one entry per index in `writes_`. Rows from other devices than
+  /// the data's are pieces.
   std::vector<PlacedRows> written_;
   std::mutex pieces_mutex_;  ///< protects the pieces of `written_`
   TreeSum sum_;

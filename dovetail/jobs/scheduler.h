@@ -109,7 +109,8 @@ class DevicesLost : public std::runtime_error {
 /// shard. While the speed of any device is unknown, all slots get equal shares. But a device of
 /// unknown speed gets at least one shard. If there are fewer shards than devices, they get one in
 /// turns. A device that has had no share for some time gets one shard, since it may have become
-/// faster. This costs at most 2 % of that time. Devices without work then take shards from other devices, even under kAffine.
+/// faster. This costs at most 2 % of that time. Devices without work then take shards from other
+/// devices, even under kAffine.
 ///
 /// Number of shards in a lease:
 /// - It is the smallest number for which start_s <= kStartPart * row_s * (rows of the lease). Here

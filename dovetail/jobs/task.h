@@ -23,8 +23,8 @@ using Parameters = std::vector<at::Tensor>;
 /// rows, since it may compute a shard twice.
 using Task = std::function<Partial(const Parameters&, const Shards&)>;
 
-/// Like Task, for any consecutive shards. `place` is the number of the first one among the shards of
-/// the job. Returns blocks of the job's TreeSum, with the bits of the sums along its tree.
+/// Like Task, for any consecutive shards. `place` is the number of the first one among the shards
+/// of the job. Returns blocks of the job's TreeSum, with the bits of the sums along its tree.
 using BlockTask =
     std::function<std::vector<BlockSum>(const Parameters&, const Shards&, int64_t place)>;
 

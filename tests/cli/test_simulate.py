@@ -76,6 +76,8 @@ def test_the_papers_studies_are_redrawn(tmp_path):
         for one in nodes[:6]:  # 0.03 s of messages; on five nodes each core has five whole shards, not 4.6
             least = both["least_s"] / one["nodes"]
             assert one["hybrid_s"] <= least * (1.07 if one["nodes"] == 5 else 1.05), one
+            # Five nodes have 4.6 shards a core: no schedule of whole shards comes nearer.
+            assert least <= one["least_s"] <= one["hybrid_s"] <= 1.05 * one["least_s"], one
             assert abs(one["speed_up"] / (16 * 33.87 * factor / one["hybrid_s"]) - 1) < 1e-9
             assert one["gpu_task_s"] < one["gpu_alone_task_s"]
         claims = {claim["claim"]: claim["confirmed"] for claim in reading["claims"]}

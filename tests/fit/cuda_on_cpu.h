@@ -19,7 +19,6 @@
 /// at exchanges within a warp. It neither times kernels nor finds races between threads.
 namespace cuda_on_cpu {
 
-
 struct Index {
   unsigned x = 1, y = 1, z = 1;
   Index() = default;

@@ -18,9 +18,8 @@ TEST(RuntimeCuda, KMeansHasTheBitsOfTheCpu) {
   struct Case {
     int64_t rows, dim, centres;
   };
-  for (const auto& [rows, dim, centres] :
-       {Case{20 * kKMeansGrain, 20, 30}, Case{100'003, 100, 5}, Case{50'001, 37, 1000},
-        Case{3000, 3, 2}}) {
+  for (const auto& [rows, dim, centres] : {Case{20 * kKMeansGrain, 20, 30}, Case{100'003, 100, 5},
+                                           Case{50'001, 37, 1000}, Case{3000, 3, 2}}) {
     SCOPED_TRACE(fmt::format("{} x {}, K = {}", rows, dim, centres));
     const at::Tensor x = raw_features(rows, dim, 30, 1), start = some_rows(x, centres);
     KMeansData alone(x);

@@ -55,7 +55,8 @@ void expect_same(const jobs::Partial& ours, const jobs::Partial& expected) {
 
 /// Runs all tasks of a fit on both, and compares partials and rows.
 void compare(const at::Tensor& x, const at::Tensor& centres) {
-  const at::Tensor shift = x.mean(0), points = centres.narrow(0, 0, std::min<int64_t>(5, centres.size(0)));
+  const at::Tensor shift = x.mean(0),
+                   points = centres.narrow(0, 0, std::min<int64_t>(5, centres.size(0)));
   const Rows ours(x), theirs(x);
   const at::Tensor shards = at::scalar_tensor((x.size(0) + 1023) / 1024, at::kLong);
   const std::vector<std::pair<std::string, jobs::Parameters>> jobs = {
@@ -84,8 +85,9 @@ TEST_F(KMeansKernels, HaveTheBitsOfTheCpu) {
         Case{700, 33, 130}, Case{5000, 4, 3}}) {
     SCOPED_TRACE(fmt::format("{} x {}, K = {}", rows, dim, centres));
     const at::Tensor x = raw_features(rows, dim, 12, 3);
-    compare(x, normal({centres, dim}, 5, at::kDouble) * x.to(at::kDouble).std(0, false).clamp_min(1) +
-                   x.mean(0).to(at::kDouble));
+    compare(x,
+            normal({centres, dim}, 5, at::kDouble) * x.to(at::kDouble).std(0, false).clamp_min(1) +
+                x.mean(0).to(at::kDouble));
   }
 }
 
@@ -106,7 +108,8 @@ TEST_F(KMeansKernels, AddAnyShardsAlongTheTree) {
   const at::Tensor x = raw_features(78 * kKMeansGrain - 5, 2, 4, 3), shift = x.mean(0);
   const Rows ours(x), theirs(x);
   const jobs::Shards shards = ours.data.shards(kKMeansGrain);
-  const auto blocks = jobs::call_task(jobs::find_task("kmeans.norms", at::kCUDA), {shift}, shards, 3);
+  const auto blocks =
+      jobs::call_task(jobs::find_task("kmeans.norms", at::kCUDA), {shift}, shards, 3);
   const auto expected = jobs::call_task(jobs::find_task("kmeans.norms", at::kCPU), {shift},
                                         theirs.data.shards(kKMeansGrain), 3);
   ASSERT_EQ(blocks.size(), expected.size());

@@ -276,9 +276,8 @@ TEST(Scheduler, FindsTheSplitOfARealMachineInThreeIterations) {
     for (int64_t gpu = 1; gpu < kShards; ++gpu) {
       const double shard_s = world.truth[0].row_s * kGrain;
       const auto rounds = static_cast<double>((kShards - gpu + 7) / 8);
-      best = std::min(best, std::max(rounds * shard_s,
-                                     kStart + world.truth[1].row_s * kGrain *
-                                                  static_cast<double>(gpu)));
+      best = std::min(best, std::max(rounds * shard_s, kStart + world.truth[1].row_s * kGrain *
+                                                                    static_cast<double>(gpu)));
     }
     EXPECT_LT(seconds, 1.05 * best) << cores_s << " s and " << gpu_s << " s";
     EXPECT_LT(best, 0.9 * std::min(cores_s, gpu_s)) << "sharing gains nothing";

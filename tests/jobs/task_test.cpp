@@ -151,11 +151,9 @@ TEST(ResidentData, IsGoneWithItsOwner) {
 TEST(PlacedRows, AreReadWhereverTheyLie) {
   // Rows 2 to 4 and 7 of ten have newer values elsewhere.
   const at::Tensor base = at::arange(10, at::kDouble);
-  const PlacedRows rows{base,
-                        {{2, at::tensor({20., 30., 40.}, at::kDouble)},
-                         {7, at::tensor({70.}, at::kDouble)}}};
-  const at::Tensor all =
-      at::tensor({0., 1., 20., 30., 40., 5., 6., 70., 8., 9.}, at::kDouble);
+  const PlacedRows rows{
+      base, {{2, at::tensor({20., 30., 40.}, at::kDouble)}, {7, at::tensor({70.}, at::kDouble)}}};
+  const at::Tensor all = at::tensor({0., 1., 20., 30., 40., 5., 6., 70., 8., 9.}, at::kDouble);
   EXPECT_TRUE(at::equal(rows.gathered(), all));
   EXPECT_TRUE(at::equal(base, at::arange(10, at::kDouble))) << "others may still read it";
   for (int64_t begin = 0; begin < 10; ++begin)

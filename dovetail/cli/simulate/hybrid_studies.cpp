@@ -119,6 +119,8 @@ NodesCase study_nodes(const HybridCluster& cluster, int64_t nodes, int64_t gpus,
   result.gpu_s = alone.seconds;
   result.gpu_alone_task_s = task_times(cluster, gpus_alone, alone).gpu_s;
   result.hybrid_s = hybrid.seconds;
+  result.least_s = jobs::minimum_seconds_in_shards(cluster.nodes(both), cluster.sim_job()) +
+                   iterations * cluster.job.update_s;
   const TaskTimes times = task_times(cluster, both, hybrid);
   result.core_task_s = times.core_s;
   result.gpu_task_s = times.gpu_s;

@@ -70,6 +70,8 @@ struct NodesCase {
   int64_t nodes = 1, gpus = 1;
   /// Seconds of the job with cores alone, GPUs alone, both, and one core of one node.
   double cpu_s = 0, gpu_s = 0, hybrid_s = 0, serial_s = 0;
+  /// Lower bound of hybrid_s: no messages, no starts, and each slot computes whole shards.
+  double least_s = 0;
   /// Returns the speed-up of the hybrid run over one core.
   double speed_up() const { return serial_s / hybrid_s; }
   /// Means over the iterations of the hybrid run. `core_task_s` and `gpu_task_s` are the seconds

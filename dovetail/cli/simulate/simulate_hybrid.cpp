@@ -47,12 +47,12 @@ Table table_of_node(const ReadingResult& result) {
 
 Table table_of_nodes(const ReadingResult& result) {
   Table table{"By number of nodes",
-              {{"nodes", "GPUs a node", "CPU cores s", "GPUs s", "both s", "speed-up of cores",
-                "of GPUs", "of both", "both over the faster kind"}}};
+              {{"nodes", "GPUs a node", "CPU cores s", "GPUs s", "both s", "least s",
+                "speed-up of cores", "of GPUs", "of both", "both over the faster kind"}}};
   for (const NodesCase& one : result.nodes)
     table.rows.push_back({fmt::format("{}", one.nodes), fmt::format("{}", one.gpus),
                           seconds(one.cpu_s), seconds(one.gpu_s), seconds(one.hybrid_s),
-                          fmt::format("{:.1f}x", one.serial_s / one.cpu_s),
+                          seconds(one.least_s), fmt::format("{:.1f}x", one.serial_s / one.cpu_s),
                           fmt::format("{:.1f}x", one.serial_s / one.gpu_s),
                           fmt::format("{:.1f}x", one.speed_up()),
                           fmt::format("{:.3f}x", std::min(one.cpu_s, one.gpu_s) / one.hybrid_s)});
@@ -118,6 +118,7 @@ Json to_json(const ReadingResult& result) {
                              {"cpu_s", one.cpu_s},
                              {"gpu_s", one.gpu_s},
                              {"hybrid_s", one.hybrid_s},
+                             {"least_s", one.least_s},
                              {"serial_s", one.serial_s},
                              {"speed_up", one.speed_up()},
                              {"core_task_s", one.core_task_s},

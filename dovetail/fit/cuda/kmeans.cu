@@ -101,7 +101,9 @@ __global__ void __launch_bounds__(kThreads) squares_kernel(CudaSquares p) {
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
         const int64_t last = p.count - 1;
-        point[k] = p.points + (kUse == Use::kLabels ? p.label[row] : c + k < last ? c + k : last) *
+        point[k] = p.points + (kUse == Use::kLabels ? p.label[row]
+                               : c + k < last       ? c + k
+                                                    : last) *
                                   p.dim;
       }
       double square[kCount];
@@ -169,8 +171,8 @@ __global__ void __launch_bounds__(kTreeThreads)
 }
 
 // Nearest centres. Scores and their error bound are explained in scores_inl.h. The scalar product y
-// d of a score is computed by three TF32 products: y = hi + lo and d = hi' + lo' + rest give hi hi',
-// hi lo' and lo hi'. Errors, in units of u |y| |d| with u = 2^-24:
+// d of a score is computed by three TF32 products: y = hi + lo and d = hi' + lo' + rest give hi
+// hi', hi lo' and lo hi'. Errors, in units of u |y| |d| with u = 2^-24:
 //   - the rest of y and d, and lo lo': 12.1 (each is at most 2^-22 |y| |d|, plus 0.1 for their
 //     products);
 //   - the sum hi hi': an instruction adds eight products and an accumulator. Tensor cores truncate,
@@ -205,7 +207,9 @@ Bound bound_of(int64_t dim) {
 int64_t padded_centres(const CudaAssign& p) {
   return (p.num_centres + kCudaCentres - 1) / kCudaCentres * kCudaCentres;
 }
-int64_t padded_dim(const CudaAssign& p) { return (p.dim + kCudaDepth - 1) / kCudaDepth * kCudaDepth; }
+int64_t padded_dim(const CudaAssign& p) {
+  return (p.dim + kCudaDepth - 1) / kCudaDepth * kCudaDepth;
+}
 
 /// One warp for each centre, those of the padding included.
 __global__ void __launch_bounds__(kWarp)
@@ -300,8 +304,8 @@ __global__ void __launch_bounds__(kThreads, 2)
                    s = load_four(p.shift + at, left, false);
       next_rows[v] = {x.x - s.x, x.y - s.y, x.z - s.z, x.w - s.w};
     }
-    next_centres = *reinterpret_cast<const float4*>(
-        p.packed + (column + thread / 16) * stride + strip * kTileCentres + thread % 16 * 4);
+    next_centres = *reinterpret_cast<const float4*>(p.packed + (column + thread / 16) * stride +
+                                                    strip * kTileCentres + thread % 16 * 4);
   };
   const auto store = [&](int side) {
 #pragma unroll
@@ -415,8 +419,7 @@ constexpr int kSettleThreads = 128, kSettleBlocks = 2048;
 
 /// One warp for each doubtful row, and one lane for each centre. Scores in float32 exclude most
 /// centres. The others are compared in float64. Among equally near ones, the first is taken.
-__global__ void __launch_bounds__(kSettleThreads)
-    settle_kernel(CudaAssign p, int64_t stride) {
+__global__ void __launch_bounds__(kSettleThreads) settle_kernel(CudaAssign p, int64_t stride) {
   constexpr int kRowsAtATime = kSettleThreads / kWarp;
   const auto lane = static_cast<int>(threadIdx.x) % kWarp;
   const uint32_t count = *p.num_doubtful;
@@ -561,9 +564,15 @@ __global__ void __launch_bounds__(kThreads)
 void squares(const CudaSquares& p, Stream stream) {
   const unsigned shards = blocks_for(p.rows, kShard);
   switch (p.use) {
-    case Use::kNorms: queue(squares_kernel<Use::kNorms, 1>, shards, kThreads, stream, p); break;
-    case Use::kLabels: queue(squares_kernel<Use::kLabels, 1>, shards, kThreads, stream, p); break;
-    case Use::kInclude: queue(squares_kernel<Use::kInclude, 4>, shards, kThreads, stream, p); break;
+    case Use::kNorms:
+      queue(squares_kernel<Use::kNorms, 1>, shards, kThreads, stream, p);
+      break;
+    case Use::kLabels:
+      queue(squares_kernel<Use::kLabels, 1>, shards, kThreads, stream, p);
+      break;
+    case Use::kInclude:
+      queue(squares_kernel<Use::kInclude, 4>, shards, kThreads, stream, p);
+      break;
     case Use::kPotentials:
       queue(squares_kernel<Use::kPotentials, 4>, shards, kThreads, stream, p);
       break;

@@ -108,19 +108,16 @@ CudaSquares problem_of(CudaSquares::Use use, const GpuRows& rows, const at::Tens
 }
 
 /// Adds the sums of a problem, one per shard. The partials hold a tensor ().
-Blocks sum_of(const CudaSquares& problem, const jobs::Shards& shards, int64_t place,
-              int64_t most) {
-  Blocks blocks =
-      add_on_gpu(shards, place, 1, most, [&](int64_t first, int64_t count, double* sums) {
-        squares(problem, first, count, sums);
-      });
+Blocks sum_of(const CudaSquares& problem, const jobs::Shards& shards, int64_t place, int64_t most) {
+  Blocks blocks = add_on_gpu(
+      shards, place, 1, most,
+      [&](int64_t first, int64_t count, double* sums) { squares(problem, first, count, sums); });
   for (jobs::BlockSum& block : blocks)
     block.partial.tensors[0] = block.partial.tensors[0].squeeze(0);
   return blocks;
 }
 
-Blocks norms_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
-                    int64_t place) {
+Blocks norms_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards, int64_t place) {
   const GpuRows rows(shards);
   const at::Tensor point = parameters[0].to(at::kDouble).unsqueeze(0);
   CudaSquares problem = problem_of(CudaSquares::Use::kNorms, rows, point);
@@ -190,11 +187,9 @@ Blocks distances_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& 
   return distances_to(parameters[0], shards, place, most_shards(1));
 }
 
-Blocks batch_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
-                    int64_t place) {
+Blocks batch_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards, int64_t place) {
   const at::Tensor &centres = parameters[0], &shift = parameters[1];
-  const at::Tensor x =
-      jobs::whole_tensors(shards)[0].index_select(0, jobs::rows_of(shards, 0));
+  const at::Tensor x = jobs::whole_tensors(shards)[0].index_select(0, jobs::rows_of(shards, 0));
   const jobs::ResidentData batch({x, at::empty({shards.size}, x.options()),
                                   at::zeros({shards.size}, x.options().dtype(at::kInt)),
                                   at::empty({shards.size}, x.options().dtype(at::kDouble))});
@@ -213,10 +208,9 @@ Blocks potentials_on_gpu(const jobs::Parameters& parameters, const jobs::Shards&
   CudaSquares problem = problem_of(CudaSquares::Use::kPotentials, rows, parameters[0]);
   problem.squares = rows.squares();
   const int64_t width = parameters[0].size(0);
-  return add_on_gpu(shards, place, width, most_shards(width),
-                    [&](int64_t first, int64_t count, double* sums) {
-                      squares(problem, first, count, sums);
-                    });
+  return add_on_gpu(
+      shards, place, width, most_shards(width),
+      [&](int64_t first, int64_t count, double* sums) { squares(problem, first, count, sums); });
 }
 
 Blocks include_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,

@@ -206,4 +206,13 @@ double minimum_seconds(const std::vector<SimNode>& nodes, const SimJob& job) {
   return static_cast<double>(job.rows) * static_cast<double>(job.iterations) / rows_per_s;
 }
 
+double minimum_seconds_in_shards(const std::vector<SimNode>& nodes, const SimJob& job) {
+  std::vector<DeviceCost> costs;
+  for (const SimNode& node : nodes)
+    for (const SimDevice& device : node.devices)
+      costs.push_back(
+          {.row_s = device.speed.row_s / static_cast<double>(device.slots), .slots = device.slots});
+  return partition(job.rows, costs, job.grain).seconds * static_cast<double>(job.iterations);
+}
+
 }  // namespace dovetail::jobs

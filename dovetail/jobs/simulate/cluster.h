@@ -98,5 +98,7 @@ SimResult simulate(const std::vector<SimNode>& nodes, const SimJob& job,
 /// Returns a lower bound of the job's seconds under any schedule. It is rows * iterations, divided
 /// by the sum of all slots' speeds in rows per second. Start times, messages and noise are ignored.
 double minimum_seconds(const std::vector<SimNode>& nodes, const SimJob& job);
+/// Returns a higher lower bound: a slot computes whole shards, one after another.
+double minimum_seconds_in_shards(const std::vector<SimNode>& nodes, const SimJob& job);
 
 }  // namespace dovetail::jobs
