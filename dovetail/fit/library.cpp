@@ -2,6 +2,7 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -19,7 +20,7 @@ namespace dovetail::fit {
 namespace {
 
 struct LibraryData : torch::CustomClassHolder {
-  explicit LibraryData(const at::Tensor& x) : data(x) {}
+  LibraryData(const at::Tensor& x, const at::Tensor& weights) : data(x, nullptr, weights) {}
   KMeansData data;
 };
 using Data = c10::intrusive_ptr<LibraryData>;
@@ -87,9 +88,12 @@ at::Tensor init(const Data& data, int64_t num_centres, const std::string& name, 
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   using dovetail::fit::Data;
   m.class_<dovetail::fit::LibraryData>("KMeansData");
-  dovetail::define<"kmeans_data", [](const at::Tensor& x) {
-    return c10::make_intrusive<dovetail::fit::LibraryData>(x);
-  }>(m);
+  dovetail::define<
+      "kmeans_data(Tensor x, Tensor? weights=None) -> "
+      "__torch__.torch.classes.dovetail.KMeansData",
+      [](const at::Tensor& x, const std::optional<at::Tensor>& weights) {
+        return c10::make_intrusive<dovetail::fit::LibraryData>(x, weights.value_or(at::Tensor()));
+      }>(m);
   dovetail::define<"kmeans_assign", dovetail::fit::assign>(m);
   dovetail::define<"kmeans_init", dovetail::fit::init>(m);
   dovetail::define<"kmeans_fit", dovetail::fit::fit>(m);

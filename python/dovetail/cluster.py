@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from dovetail._rows import Place, rows_of
+from dovetail._rows import Place, as_tensor, rows_of
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin, _fit_context
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 __all__ = ["KMeans"]
 
@@ -96,19 +96,23 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         self.algorithm = algorithm
 
     @_fit_context(prefer_skip_nested_validation=True)
-    def fit(self, X, y=None):
+    def fit(self, X, y=None, sample_weight=None):
         """Cluster the rows of X.
 
         Args:
             X: (n_samples, n_features), rounded to float32. A column that float32 cannot hold is centred before that.
                 A table of very large or very small numbers is scaled by a power of 2. Results are in X's coordinates.
             y: ignored.
+            sample_weight: (n_samples) weights of the rows, or a number for all; None: 1. A row of weight w counts like
+                w equal rows: in the centres, the inertia, the tolerance and the draws of initial centres. A row of
+                weight 0 only gets a label. scikit-learn's tolerance and its moves of empty centres ignore weights.
 
         Returns:
             The estimator itself.
 
         Raises:
-            ValueError: fewer rows than clusters, values that are not finite, or options that do not fit.
+            ValueError: fewer rows than clusters, values that are not finite, weights that are negative, not finite, all
+                0 or of another length, or options that do not fit.
 
         Warns:
             ConvergenceWarning: fewer than n_clusters clusters have rows, since fewer rows differ.
@@ -119,7 +123,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
         if len(X) < self.n_clusters:
             raise ValueError(f"n_samples={len(X)} should be >= n_clusters={self.n_clusters}.")
         random = check_random_state(self.random_state)
-        data = torch.ops.dovetail.kmeans_data(rows)
+        data = torch.ops.dovetail.kmeans_data(rows, _weights(sample_weight, X))
         best = None
         self._n_init = self._runs()
         for _ in range(self._n_init):
@@ -142,6 +146,14 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             )
         return self
 
+    def fit_predict(self, X, y=None, sample_weight=None):
+        """Fit, and return ``labels_``. Arguments are the same as for `fit`."""
+        return self.fit(X, sample_weight=sample_weight).labels_
+
+    def fit_transform(self, X, y=None, sample_weight=None):
+        """Fit, and return the distances of `transform`. Arguments are the same as for `fit`."""
+        return self.fit(X, sample_weight=sample_weight)._distances(X)
+
     def predict(self, X):
         """Return the index of the nearest centre of each row: (n_samples) int32."""
         check_is_fitted(self)
@@ -153,6 +165,19 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
     def transform(self, X):
         """Return the Euclidean distance of each row to each centre: (n_samples, n_clusters) float64."""
         check_is_fitted(self)
+        return self._distances(X)
+
+    def score(self, X, y=None, sample_weight=None):
+        """Return minus the inertia of X: the sum of weighted squared distances to the nearest centres."""
+        check_is_fitted(self)
+        X = self._checked(X)
+        rows, place = rows_of(X)
+        data = torch.ops.dovetail.kmeans_data(rows, _weights(sample_weight, X))
+        centres = self._centres(place)
+        torch.ops.dovetail.kmeans_assign(data, centres)
+        return -torch.ops.dovetail.kmeans_distances(data, centres)[1] * place.scale * place.scale
+
+    def _distances(self, X) -> np.ndarray:
         X = self._checked(X)
         place = Place.of(X)
         centres = self._centres(place)
@@ -163,14 +188,6 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
             for i in range(0, len(X), _PIECE)
         ]
         return torch.cat(pieces).mul_(place.scale).numpy()
-
-    def score(self, X, y=None):
-        """Return minus the inertia of X: the sum of squared distances to the nearest centres."""
-        check_is_fitted(self)
-        rows, place = rows_of(self._checked(X))
-        data, centres = torch.ops.dovetail.kmeans_data(rows), self._centres(place)
-        torch.ops.dovetail.kmeans_assign(data, centres)
-        return -torch.ops.dovetail.kmeans_distances(data, centres)[1] * place.scale * place.scale
 
     def _runs(self) -> int:
         given = not isinstance(self.init, str) and not callable(self.init)
@@ -218,3 +235,12 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Ba
                 f" {X.shape[1]}."
             )
         return torch.from_numpy(np.ascontiguousarray(place.shifted(centres)))
+
+
+def _weights(sample_weight, X) -> torch.Tensor | None:
+    if sample_weight is None:
+        return None
+    weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    if not weights.any():
+        raise ValueError("sample_weight is 0 for all rows; give some rows a weight above 0")
+    return as_tensor(np.ascontiguousarray(weights))

@@ -27,7 +27,7 @@ ALWAYS = {
     "bench": "--out --tokens --width --hidden --json",
     "simulate": "--plot --json",
     "plan": "--layers --json",
-    "kmeans": "--data --bad-values --k --init --iterations --tolerance --seed --executors --trace --fresh --out --json",
+    "kmeans": "--data --bad-values --k --init --weights --iterations --tolerance --seed --executors --trace --fresh --out --json",
     "fit": "--data --bad-values --executors --trace --out --json",
     "export": "--out --precision --json",
     "import": "--out --json",

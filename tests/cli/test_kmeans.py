@@ -108,6 +108,47 @@ def test_empty_clusters_stay_or_move(tmp_path):
     assert dovetail_json(*words, folder=tmp_path)["counts"] == [2, 1]
 
 
+@pytest.mark.parametrize("batch", [0, 500])
+def test_a_column_has_the_weights_of_the_rows(tmp_path, batch):
+    x, weights = clouds(), np.random.default_rng(5).integers(0, 4, 600)
+    names = ",".join(["a", "b", "w", "c", "d", "e", "f"])
+    np.savetxt(tmp_path / "x.csv", np.insert(x, 2, weights, axis=1), "%.9g", ",", header=names, comments="")
+    np.save(tmp_path / "start.npy", x[:5])
+    words = ["kmeans", "--k", 5, "--tolerance", 0, "--iterations", 9, "--init", "start.npy"]
+    words += ["--batch", min(batch, np.count_nonzero(weights))] if batch else []
+    result = dovetail_json(*words, "--data", "x.csv", "--weights", "w", "--out", "run", folder=tmp_path)
+    assert result["weights"] == "w" and result["total_weight"] == weights.sum()
+    assert result["columns"] == 6 and result["rows"] == sum(result["counts"]) == 600
+    assert "--weights w" in (tmp_path / "run/report.html").read_text()
+    centres = np.loadtxt(tmp_path / "run/centres.csv", delimiter=",", skiprows=1)
+    assert (tmp_path / "run/centres.csv").read_text().splitlines()[0] == "a,b,c,d,e,f"
+    by_place = dovetail_json(*words, "--data", "x.csv", "--weights", "2", "--out", "place", folder=tmp_path)
+    assert by_place["inertia"] == result["inertia"]
+    if batch:
+        return
+    oracle = sklearn_cluster.KMeans(5, init=x[:5].astype(np.float64), n_init=1, tol=0, max_iter=9, algorithm="lloyd")
+    oracle.fit(x.astype(np.float64), sample_weight=weights)
+    assert result["inertia"] == pytest.approx(oracle.inertia_, rel=1e-9)
+    np.testing.assert_allclose(centres, oracle.cluster_centers_, rtol=1e-9, atol=1e-9)
+
+
+def test_weights_that_are_missing_or_bad_are_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("a,w,v,z\n1,2,0,0\n3,-1,0,0\n5,1,x,0\n")
+    words = ["kmeans", "--data", "x.csv", "--k", 2, "--weights"]
+    for column, message in [
+        ("q", "--weights: no column is named q"),
+        ("w", "the weight of row 1 is -1"),
+        ("v", "column 2 (`v`)"),
+        ("z", "all weights are 0"),
+    ]:
+        drops = [] if column in "vq" else ["--drop-columns", "v"]
+        stderr = dovetail(*words, column, *drops, folder=tmp_path, code=2).stderr
+        assert message in stderr, stderr
+    (tmp_path / "w.csv").write_text("w\n1\n2\n")
+    stderr = dovetail("kmeans", "--data", "w.csv", "--k", 1, "--weights", "w", folder=tmp_path, code=2).stderr
+    assert "--weights: w is the only column" in stderr
+
+
 def test_executors_change_nothing_but_who_computes(tmp_path):
     np.save(tmp_path / "x.npy", clouds(rows=40_000))
     words = ["kmeans", "--data", "x.npy", "--k", 5]

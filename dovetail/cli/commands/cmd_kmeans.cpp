@@ -40,6 +40,9 @@ class KMeansCommand : public Command {
                 "Start of the centres: k-means++, k-means-parallel, random, first, or a table of K "
                 "rows (k-means++)")
         .completes(Completion::kFile);
+    arguments.option("--weights", "COLUMN", &weights_,
+                     "Column with the weight of each row, by name or place. A row of weight 2 "
+                     "counts like two rows, one of weight 0 only gets a label (none)");
     arguments.option("--iterations", "N", &iterations_, "Maximum number of iterations (300)")
         .range(1, 1e9);
     arguments
@@ -92,9 +95,10 @@ class KMeansCommand : public Command {
     const bool writes = group->rank() == 0;
     std::optional<train::RunFolder> folder;
     if (writes) folder.emplace(folder_path());
-    const data::Matrix matrix = table_.read(*group);
+    const data::Matrix matrix =
+        table_.read(*group, {.target = weights_, .target_option = "--weights"});
     const std::shared_ptr<jobs::Workers> workers = table_.make_workers(group);
-    fit::KMeansData data(matrix.x, workers);
+    fit::KMeansData data(matrix.x, workers, matrix.target);
     JobState state(*group, folder_path(),
                    "kmeans " + table_.table_words() + algorithm_words() + file_words(init_),
                    table_.fresh());
@@ -110,7 +114,7 @@ class KMeansCommand : public Command {
     table_.finish(workers.get(), workers_json);
     if (!writes) return;
     const RowSample sample = sample_rows(matrix.x, result.labels, seed_);
-    Json json = to_json(matrix, result, sample);
+    Json json = to_json(matrix, result, sample, data.total_weight());
     json["seconds"] = {
         {"read", read - start}, {"init", begun - read}, {"iterations", done - begun}};
     json.update(workers_json);
@@ -170,25 +174,27 @@ class KMeansCommand : public Command {
     return std::filesystem::path("runs") / ("kmeans-" + table_.stem());
   }
 
-  Json to_json(const data::Matrix& matrix, const fit::KMeansResult& result,
-               const RowSample& sample) const {
+  Json to_json(const data::Matrix& matrix, const fit::KMeansResult& result, const RowSample& sample,
+               double total_weight) const {
     const double silhouette = fit::silhouette(sample.x, sample.labels);
     const auto* count = result.counts.const_data_ptr<int64_t>();
-    return {{"folder", folder_path().string()},
-            {"rows", matrix.x.size(0)},
-            {"columns", matrix.x.size(1)},
-            {"bad_values", matrix.num_bad},
-            {"rows_left_out", matrix.left_out.size()},
-            {"k", k_},
-            {"init", init_},
-            {"seed", seed_},
-            {"batch", batch_.batch},
-            {"iterations", result.iterations},
-            {"converged", result.converged},
-            {"inertia", result.inertia},
-            {"silhouette", std::isfinite(silhouette) ? Json(silhouette) : Json()},
-            {"silhouette_rows", sample.x.size(0)},
-            {"counts", std::vector<int64_t>(count, count + result.counts.numel())}};
+    Json json = {{"folder", folder_path().string()},
+                 {"rows", matrix.x.size(0)},
+                 {"columns", matrix.x.size(1)},
+                 {"bad_values", matrix.num_bad},
+                 {"rows_left_out", matrix.left_out.size()},
+                 {"k", k_},
+                 {"init", init_},
+                 {"seed", seed_},
+                 {"batch", batch_.batch},
+                 {"iterations", result.iterations},
+                 {"converged", result.converged},
+                 {"inertia", result.inertia},
+                 {"silhouette", std::isfinite(silhouette) ? Json(silhouette) : Json()},
+                 {"silhouette_rows", sample.x.size(0)},
+                 {"counts", std::vector<int64_t>(count, count + result.counts.numel())}};
+    if (!weights_.empty()) json.update({{"weights", weights_}, {"total_weight", total_weight}});
+    return json;
   }
 
   void write(const train::RunFolder& folder, const data::Matrix& matrix,
@@ -233,6 +239,7 @@ class KMeansCommand : public Command {
     std::string line =
         fmt::format(" --k {} --init {} --iterations {} --tolerance {} --empty {} --seed {}", k_,
                     init_, iterations_, tolerance_, empty_, seed_);
+    if (!weights_.empty()) line += " --weights " + weights_;
     if (batch_.batch > 0)
       line += fmt::format(" --batch {} --patience {}", batch_.batch, batch_.patience);
     return line;
@@ -275,7 +282,7 @@ class KMeansCommand : public Command {
   }
 
   TableOptions table_;
-  std::string init_ = "k-means++", empty_, out_;
+  std::string init_ = "k-means++", weights_, empty_, out_;
   int64_t k_ = 0, iterations_ = 300, seed_ = 0, patience_ = -1;
   double tolerance_ = -1;
   fit::LloydOptions lloyd_;

@@ -176,7 +176,7 @@ Matrix join(MatrixParts from, const MatrixOptions& options, const std::filesyste
 }
 
 /// Returns the column of that name, or of that index if no column has the name.
-size_t find_column(const std::string& wanted, const char* option,
+size_t find_column(const std::string& wanted, const std::string& option,
                    const std::vector<std::string>& names, const std::filesystem::path& path) {
   const auto found = std::ranges::find(names, wanted);
   if (found != names.end()) {
@@ -211,8 +211,9 @@ void note_index(const MatrixColumns& columns, const std::vector<size_t>& index, 
 MatrixColumns::MatrixColumns(std::vector<std::string> all, const MatrixOptions& options,
                              const std::filesystem::path& path, const std::vector<size_t>& index)
     : names(std::move(all)) {
-  const size_t wanted =
-      options.target.empty() ? kNone : find_column(options.target, "--target", names, path);
+  const size_t wanted = options.target.empty()
+                            ? kNone
+                            : find_column(options.target, options.target_option, names, path);
   std::vector<bool> keep(names.size(), options.columns.empty());
   for (const std::string& column : options.columns)
     keep[find_column(column, "--columns", names, path)] = true;
@@ -232,8 +233,8 @@ MatrixColumns::MatrixColumns(std::vector<std::string> all, const MatrixOptions& 
                       "save the file as UTF-8, for example by iconv -f latin1 -t utf-8",
                       path.string());
   if (wanted != kNone && read.size() == 1)
-    throw UserError(fmt::format("--target: {} is the only column", options.target), {},
-                    path.string());
+    throw UserError(fmt::format("{}: {} is the only column", options.target_option, options.target),
+                    {}, path.string());
 }
 
 std::vector<std::string> MatrixColumns::features() const {

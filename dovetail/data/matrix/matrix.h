@@ -33,7 +33,8 @@ struct MatrixOptions {
   /// Columns to read. Empty: all columns except the row labels (index) of a data frame that pandas
   /// or R wrote.
   std::vector<std::string> columns;
-  std::string target;  ///< column to predict; empty: none
+  std::string target;  ///< column to predict, or to read apart for another use; empty: none
+  std::string target_option = "--target";  ///< option that names `target`, for messages
   TargetKind target_kind = TargetKind::kNumber;
   /// Delimiter between the fields of a text file: one character, "tab" or "blank". Empty: detect
   /// it.

@@ -21,27 +21,44 @@ namespace HWY_NAMESPACE {
 // Number of vectors of sums that stay in registers while rows are read.
 constexpr int kSumVectors = kLanes >= 16 ? 16 : 8;
 
-/// Adds the rows of x that `order` names to sums[0 ..]. Rows are `dim` floats apart. The sums are
-/// kVectors vectors of float64, and the last vector has `last` columns.
-template <int kVectors, class Ask>
+/// Weight 1 of each row.
+struct UnitWeights {
+  HWY_INLINE DoubleVector operator()(int64_t) const { return hn::Set(DoubleTag(), 1.0); }
+};
+/// Weights of the rows from `weight` on.
+struct GivenWeights {
+  const double* weight;
+  HWY_INLINE DoubleVector operator()(int64_t row) const {
+    return hn::Set(DoubleTag(), weight[row]);
+  }
+};
+/// Calls body(weights) with the weights of the rows from row `begin` on.
+template <class Body>
+HWY_INLINE void with_weights(const double* weight, int64_t begin, const Body& body) {
+  weight == nullptr ? body(UnitWeights()) : body(GivenWeights{weight + begin});
+}
+
+/// Adds the rows of x that `order` names, times their weights, to sums[0 ..]. Rows are `dim` floats
+/// apart. The sums are kVectors vectors of float64, and the last vector has `last` columns.
+template <int kVectors, class Weights, class Ask>
 HWY_INLINE void add_columns(const float* x, int64_t dim, const int32_t* order, int64_t rows,
-                            int64_t last, double* sums, const Ask& ask) {
+                            int64_t last, double* sums, const Weights& weights, const Ask& ask) {
   const DoubleTag d;
   const HalfTag half;
   const auto there = hn::FirstN(half, static_cast<size_t>(last));
   // x * 1 + s is s + x, but it runs on the multiply units. The add units are busy with the
   // conversion of x.
-  const DoubleVector one = hn::Set(d, 1.0);
   DoubleVector s[kVectors];
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) s[v] = hn::LoadU(d, sums + v * kDoubles);
   for (int64_t i = 0; i < rows; ++i) {
     const float* from = x + order[i] * dim;
+    const DoubleVector w = weights(order[i]);
     ask();
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors - 1; ++v) s[v] = hn::MulAdd(widen(from + v * kDoubles), one, s[v]);
+    for (int v = 0; v < kVectors - 1; ++v) s[v] = hn::MulAdd(widen(from + v * kDoubles), w, s[v]);
     const auto tail = hn::MaskedLoad(there, half, from + (kVectors - 1) * kDoubles);
-    s[kVectors - 1] = hn::MulAdd(hn::PromoteTo(d, tail), one, s[kVectors - 1]);
+    s[kVectors - 1] = hn::MulAdd(hn::PromoteTo(d, tail), w, s[kVectors - 1]);
   }
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) hn::StoreU(s[v], d, sums + v * kDoubles);
@@ -56,19 +73,19 @@ HWY_INLINE void with_vectors(int64_t count, const Body& body,
 }
 
 /// Adds the rows of one centre, in their order, to sums (D). Calls ask() once for each row.
-template <class Ask>
+template <class Weights, class Ask>
 HWY_INLINE void add_run(const float* x, int64_t dim, const int32_t* order, int64_t rows,
-                        double* sums, const Ask& ask) {
+                        double* sums, const Weights& weights, const Ask& ask) {
   const auto none = [] {};
   int64_t column = 0;
   for (; column + kSumVectors * kDoubles < dim; column += kSumVectors * kDoubles)
-    add_columns<kSumVectors>(x + column, dim, order, rows, kDoubles, sums + column, none);
+    add_columns<kSumVectors>(x + column, dim, order, rows, kDoubles, sums + column, weights, none);
   const int64_t vectors = (dim - column + kDoubles - 1) / kDoubles;
   with_vectors(
       vectors,
       [&](auto count) HWY_ATTR {
         add_columns<count()>(x + column, dim, order, rows, dim - column - (vectors - 1) * kDoubles,
-                             sums + column, ask);
+                             sums + column, weights, ask);
       },
       std::make_integer_sequence<int, kSumVectors>());
 }
@@ -102,8 +119,12 @@ int64_t assign_to_many(const AssignProblem& p) {
     for (int64_t i = begin; i < end; i += kTileColumns)
       changed += label_of_many(p, centres, i, std::min(kTileColumns, end - i), rows.get(), nearest);
     const int32_t first = 0;
-    for (int64_t i = begin; i < end; ++i)
-      add_run(p.x + i * p.dim, p.dim, &first, 1, sums + p.label[i] * p.sums_stride, [] {});
+    with_weights(p.weight, 0, [&](const auto& weights) HWY_ATTR {
+      for (int64_t i = begin; i < end; ++i)
+        add_run(
+            p.x + i * p.dim, p.dim, &first, 1, sums + p.label[i] * p.sums_stride,
+            [&](int64_t) HWY_ATTR { return weights(i); }, [] {});
+    });
   });
   return changed;
 }
@@ -122,11 +143,13 @@ int64_t assign_to_few(const AssignProblem& p) {
     ReadAhead ahead{x + block * p.dim, x + 2 * block * p.dim};
     changed += label_rows(p, centres, begin, count, by_label, ahead);
     const int lines = ahead.lines_for_each(count);
-    for (int64_t c = 0; c < p.num_centres; ++c) {
-      p.counts[c] += by_label.count[c];
-      add_run(x, p.dim, by_label.row[c], by_label.count[c], sums + c * p.sums_stride,
-              [&] HWY_ATTR { ahead.ask(lines); });
-    }
+    with_weights(p.weight, begin, [&](const auto& weights) HWY_ATTR {
+      for (int64_t c = 0; c < p.num_centres; ++c) {
+        p.counts[c] += by_label.count[c];
+        add_run(x, p.dim, by_label.row[c], by_label.count[c], sums + c * p.sums_stride, weights,
+                [&] HWY_ATTR { ahead.ask(lines); });
+      }
+    });
   });
   return changed;
 }
@@ -139,22 +162,23 @@ int64_t AssignRows(const AssignProblem& p) {
   return assign_to_many(p);
 }
 
-double NormsFrom(const float* x, const float* point, int64_t rows, int64_t dim, float* norm) {
+double NormsFrom(const float* x, const float* point, int64_t rows, int64_t dim, float* norm,
+                 const double* weight) {
   double sum = 0;
   for (int64_t i = 0; i < rows; ++i) {
     const double square = squared_distance(x + i * dim, point, dim);
-    sum += square;
+    sum += weight == nullptr ? square : weight[i] * square;
     if (norm) norm[i] = static_cast<float>(std::sqrt(square) * (1 + 0x1p-22));
   }
   return sum;
 }
 
 double SquaredDistances(const float* x, const double* centres, const int32_t* label, int64_t rows,
-                        int64_t dim, double* squares) {
+                        int64_t dim, double* squares, const double* weight) {
   double sum = 0;
   for (int64_t i = 0; i < rows; ++i) {
     squares[i] = squared_distance(x + i * dim, centres + label[i] * dim, dim);
-    sum += squares[i];
+    sum += weight == nullptr ? squares[i] : weight[i] * squares[i];
   }
   return sum;
 }
@@ -293,13 +317,16 @@ void AddPotentials(const ClosestProblem& p, const std::function<double*()>& next
       is_lowered |= uint64_t{1} << i;
       to[c] = std::min(closest[i], square);
     });
-    for (int64_t c = 0; c < width; c += kDoubles) {
-      DoubleVector sum = hn::LoadU(d, sums.data() + c);
-      for (int64_t i = 0; i < count; ++i)
-        sum = hn::Add(sum, (is_lowered >> i & 1) != 0 ? hn::LoadU(d, &lowered[i * width + c])
-                                                      : hn::Set(d, closest[i]));
-      hn::StoreU(sum, d, sums.data() + c);
-    }
+    with_weights(p.weight, begin, [&](const auto& weights) HWY_ATTR {
+      for (int64_t c = 0; c < width; c += kDoubles) {
+        DoubleVector sum = hn::LoadU(d, sums.data() + c);
+        for (int64_t i = 0; i < count; ++i)
+          sum = hn::MulAdd((is_lowered >> i & 1) != 0 ? hn::LoadU(d, &lowered[i * width + c])
+                                                      : hn::Set(d, closest[i]),
+                           weights(i), sum);
+        hn::StoreU(sum, d, sums.data() + c);
+      }
+    });
   };
   for_tiles(p, add_tile, [&](int64_t) {
     std::copy_n(sums.begin(), p.count, next_sums());
@@ -315,7 +342,8 @@ void IncludePoints(const ClosestProblem& p, double* sums) {
     screen.for_each_close(begin, count, [&](int64_t i, int64_t, double square) HWY_ATTR {
       closest[i] = std::min(closest[i], square);
     });
-    for (int64_t i = 0; i < count; ++i) sum += closest[i];
+    for (int64_t i = 0; i < count; ++i)
+      sum += p.weight == nullptr ? closest[i] : p.weight[begin + i] * closest[i];
   };
   for_tiles(p, lower_tile, [&](int64_t piece) { sums[piece] = std::exchange(sum, 0.0); });
 }
@@ -337,13 +365,14 @@ int64_t assign_rows(const AssignProblem& problem) {
   return HWY_DYNAMIC_DISPATCH(AssignRows)(problem);
 }
 
-double norms_from(const float* x, const float* point, int64_t rows, int64_t dim, float* norm) {
-  return HWY_DYNAMIC_DISPATCH(NormsFrom)(x, point, rows, dim, norm);
+double norms_from(const float* x, const float* point, int64_t rows, int64_t dim, float* norm,
+                  const double* weight) {
+  return HWY_DYNAMIC_DISPATCH(NormsFrom)(x, point, rows, dim, norm, weight);
 }
 
 double squared_distances(const float* x, const double* centres, const int32_t* label, int64_t rows,
-                         int64_t dim, double* squares) {
-  return HWY_DYNAMIC_DISPATCH(SquaredDistances)(x, centres, label, rows, dim, squares);
+                         int64_t dim, double* squares, const double* weight) {
+  return HWY_DYNAMIC_DISPATCH(SquaredDistances)(x, centres, label, rows, dim, squares, weight);
 }
 
 void add_potentials(const ClosestProblem& problem, const std::function<double*()>& next_sums) {

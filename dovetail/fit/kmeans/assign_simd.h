@@ -14,10 +14,12 @@ struct AssignProblem {
   const float* shift;     ///< (D): a point near the data
   const double* centres;  ///< (K, D)
   int64_t rows, dim, num_centres;
+  /// (rows): factor of each row in the sums; null: 1, with the same bits as weights of 1
+  const double* weight = nullptr;
   int32_t* label;  ///< (rows): previous labels, replaced by the new ones
   int64_t grain;   ///< rows are summed in pieces of this size; the last may be shorter
   /// Called at the beginning of each piece. Returns an array (K, sums_stride). The rows of the
-  /// piece with label k are added to row k.
+  /// piece with label k, times their weights, are added to row k.
   std::function<double*()> next_sums;
   int64_t sums_stride;  ///< row stride of the sums: a multiple of kSumsPadding, at least D
   int64_t* counts;      ///< (K): the number of rows with label k is added to counts[k]
@@ -44,17 +46,19 @@ constexpr int64_t kMaxCentres = int64_t{1} << 24;
 /// may take any of the pieces.
 int64_t assign_rows(const AssignProblem& problem);
 
-// In the functions below, x_i is row i of x (rows, dim) float32.
+// In the functions below, x_i is row i of x (rows, dim) float32. Row i has the weight w_i, an
+// element of `weight` (rows). If `weight` is null, all weights are 1.
 
 /// Sets norm[i] to |x_i - point|, rounded up, for each row; `norm` may be null. Returns the sum of
-/// |x_i - point|^2, in float64 in the order of the rows. The sum is infinite or NaN if and only if
-/// a row is not finite.
-double norms_from(const float* x, const float* point, int64_t rows, int64_t dim, float* norm);
+/// w_i |x_i - point|^2, in float64 in the order of the rows. If no weight overflows the sum, it is
+/// infinite or NaN if and only if a row is not finite.
+double norms_from(const float* x, const float* point, int64_t rows, int64_t dim, float* norm,
+                  const double* weight = nullptr);
 
 /// Sets squares[i] to |x_i - centres[label[i]]|^2 in float64 for each row. `centres` is (K, dim).
-/// Returns the sum of all squares, in the order of the rows.
+/// Returns the sum of w_i squares[i], in the order of the rows.
 double squared_distances(const float* x, const double* centres, const int32_t* label, int64_t rows,
-                         int64_t dim, double* squares);
+                         int64_t dim, double* squares, const double* weight = nullptr);
 
 /// Arguments of add_potentials and include_points. `rows` rows have `dim` columns each. All arrays
 /// are contiguous.
@@ -66,17 +70,18 @@ struct ClosestProblem {
   int64_t rows, dim, count;
   int64_t grain;    ///< rows are summed in pieces of this size; the last may be shorter
   double* closest;  ///< (rows): squared distance to the closest chosen point; may be infinite
+  const double* weight = nullptr;  ///< (rows); null: 1, with the same bits as weights of 1
 };
 
 /// Calls next_sums() once for each piece; it returns an array (count). Sets its element j to the
-/// sum of min(closest[i], |x_i - point_j|^2) over the rows i of the piece, in their order. Here
+/// sum of w_i min(closest[i], |x_i - point_j|^2) over the rows i of the piece, in their order. Here
 /// point_j is row j of the points. k-means++ compares candidates by these sums. Distances that
 /// matter are in float64, so sums have the same bits on AVX2 and AVX-512.
 void add_potentials(const ClosestProblem& problem, const std::function<double*()>& next_sums);
 
 /// Replaces closest[i] by min(closest[i], |x_i - point_j|^2 for all j), for each row. Here point_j
-/// is row j of the points. Sets sums[p] to the new sum of `closest` over piece p, in the order of
-/// the rows.
+/// is row j of the points. Sets sums[p] to the new sum of w_i closest[i] over piece p, in the order
+/// of the rows.
 void include_points(const ClosestProblem& problem, double* sums);
 
 }  // namespace dovetail::fit

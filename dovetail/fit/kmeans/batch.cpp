@@ -62,11 +62,14 @@ at::Tensor batch_rows(int64_t rows, int64_t batch, int64_t iteration, uint64_t s
 KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial,
                         const MiniBatchOptions& options,
                         const std::function<void(const LloydIteration&)>& report) {
-  user_check(options.batch > 0 && options.batch <= data.rows(), "kmeans: batches of {} rows of {}",
-             options.batch, data.rows());
+  const bool weighted = data.weights().defined();
+  const at::Tensor taken = weighted ? data.rows_with_weight() : at::Tensor();
+  const int64_t num_rows = weighted ? taken.numel() : data.rows();
+  user_check(options.batch > 0 && options.batch <= num_rows, "kmeans: batches of {} rows of {}{}",
+             options.batch, num_rows, weighted ? " with a weight above 0" : "");
   user_check(options.iterations > 0, "kmeans: {} iterations; there must be at least 1",
              options.iterations);
-  const auto rows = static_cast<double>(data.rows()), batch = static_cast<double>(options.batch);
+  const auto rows = static_cast<double>(num_rows), batch = static_cast<double>(options.batch);
   KMeansResult result{.centres = checked_centres(initial, data.columns())};
   at::Tensor seen = at::zeros({initial.size(0), 1}, at::kDouble);
   Patience patience(options.patience, 2 * batch / (rows + 1));
@@ -78,13 +81,14 @@ KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial,
   }
   while (!result.converged && result.iterations < options.iterations) {
     const double start = now_seconds();
-    const jobs::Partial partial = data.assign_batch(
-        batch_rows(data.rows(), options.batch, result.iterations, options.seed), result.centres);
+    at::Tensor list = batch_rows(num_rows, options.batch, result.iterations, options.seed);
+    if (weighted) list = taken.index_select(0, list);
+    const jobs::Partial partial = data.assign_batch(list, result.centres);
     const at::Tensor upto = seen + partial.tensors[1].unsqueeze(1);
     const at::Tensor next =
         at::where(upto > seen, (result.centres * seen + partial.tensors[0]) / upto, result.centres);
     const double moved = (next - result.centres).square().sum(1).sum().item<double>();
-    const double inertia = partial.tensors[2].item<double>() / batch;
+    const double inertia = partial.tensors[2].item<double>() / partial.weight;
     seen = upto;
     result.centres = next;
     const bool settled =
@@ -93,14 +97,15 @@ KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial,
     ++result.iterations;
     if (!report) continue;
     LloydIteration line{.iteration = result.iterations,
-                        .inertia = inertia * rows,
+                        .inertia = inertia * data.total_weight(),
                         .shift = std::sqrt(moved),
                         .seconds = now_seconds() - start};
     if (!result.converged)
       line.state = {at::scalar_tensor(result.iterations, at::kLong), next, seen, patience.state()};
     report(line);
   }
-  result.counts = data.assign(result.centres).tensors[1];
+  data.assign(result.centres);
+  result.counts = at::bincount(data.labels(), {}, result.centres.size(0));
   result.inertia = data.distances(result.centres).inertia;
   result.labels = data.labels();
   return result;

@@ -35,6 +35,7 @@ at::Tensor batch_rows(int64_t rows, int64_t batch, int64_t iteration, uint64_t s
 /// centre. A centre that was never the nearest stays where it started. The labels, counts and
 /// inertia of the result cover all rows, assigned to the final centres. For `patience`, the inertia
 /// of the batches is smoothed exponentially over about half of all rows, as scikit-learn does.
+/// Batches hold no rows of weight 0; the other weights count in the means and in the inertia.
 /// Calls `report` after each iteration. The result has the same bits for any number of threads.
 KMeansResult mini_batch(KMeansData& data, const at::Tensor& centres,
                         const MiniBatchOptions& options,

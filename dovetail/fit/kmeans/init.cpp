@@ -38,14 +38,34 @@ at::Tensor rows_at(const KMeansData& data, const at::Tensor& index) {
   return data.x().index_select(0, index).to(at::kDouble);
 }
 
-/// Returns one row; all rows are equally probable.
+/// Returns one row, drawn in proportion to the weights.
 at::Tensor any_row(const KMeansData& data, Draws& draws) {
+  if (data.weights().defined()) return rows_at(data, draw_by_mass(data.weights(), draws.next(1)));
   const auto row = static_cast<int64_t>(draws.next() * static_cast<double>(data.rows()));
   return rows_at(data, at::tensor({std::min(row, data.rows() - 1)}, at::kLong));
 }
 
-/// Returns `count` different rows in a random order.
-at::Tensor random_rows(const KMeansData& data, int64_t count, uint64_t seed) {
+/// Returns `count` different rows, drawn one after another in proportion to their weights. Each row
+/// gets the key E / weight, where E is exponentially distributed. The smallest keys win
+/// (Efraimidis, Spirakis, Weighted random sampling with a reservoir, 2006).
+at::Tensor weighted_rows(const KMeansData& data, int64_t count, Draws& draws) {
+  const auto* weight = data.weights().const_data_ptr<double>();
+  std::vector<std::pair<double, int64_t>> keys;
+  for (int64_t i = 0; i < data.rows(); ++i) {
+    const double exponential = -std::log1p(-draws.next());
+    if (weight[i] > 0) keys.emplace_back(exponential / weight[i], i);
+  }
+  std::partial_sort(keys.begin(), keys.begin() + count, keys.end());
+  std::vector<int64_t> index;
+  for (int64_t i = 0; i < count; ++i) index.push_back(keys[static_cast<size_t>(i)].second);
+  return rows_at(data, at::tensor(index, at::kLong));
+}
+
+/// Returns `count` different rows in a random order, by their weights if these differ.
+at::Tensor random_rows(const KMeansData& data, int64_t count, uint64_t seed, Draws& draws) {
+  const at::Tensor& weights = data.weights();
+  if (weights.defined() && !(weights == weights[0]).all().item<bool>())
+    return weighted_rows(data, count, draws);
   std::vector<int64_t> index;
   for (int64_t i = 0; i < count; ++i)
     index.push_back(static_cast<int64_t>(permuted_index(mix_seed(seed, name_key("kmeans")),
@@ -78,7 +98,7 @@ class PointSet {
   virtual double include(const at::Tensor& point) = 0;
 };
 
-/// All rows of the data, each with weight 1. No matrix of all differences is formed.
+/// All rows of the data. No matrix of all differences is formed.
 class AllRows : public PointSet {
  public:
   explicit AllRows(KMeansData& data) : data_(data) { data.forget_closest(); }
@@ -161,7 +181,8 @@ at::Tensor parallel(KMeansData& data, int64_t num_centres, Draws& draws) {
   data.forget_closest();
   double potential = data.include(candidates[0]);
   for (int round = 0; round < kRounds && potential > 0; ++round) {
-    const at::Tensor chance = data.closest() * (wanted / potential);
+    at::Tensor chance = data.closest() * (wanted / potential);
+    if (data.weights().defined()) chance = chance * data.weights();
     const auto* chances = chance.const_data_ptr<double>();
     std::vector<int64_t> taken;
     for (int64_t i = 0; i < data.rows(); ++i)
@@ -187,9 +208,11 @@ bool is_kmeans_init(std::string_view name) {
 
 at::Tensor initial_centres(KMeansData& data, int64_t num_centres, KMeansInit init, uint64_t seed) {
   user_check(num_centres >= 1, "kmeans: {} centres; there must be at least 1", num_centres);
-  user_check(num_centres <= data.rows(),
-             "kmeans: {} centres of {} rows; there must be a row for each", num_centres,
-             data.rows());
+  const bool weighted = data.weights().defined();
+  const at::Tensor taken = weighted ? data.rows_with_weight() : at::Tensor();
+  const int64_t rows = weighted ? taken.numel() : data.rows();
+  user_check(num_centres <= rows, "kmeans: {} centres of {} rows{}; there must be a row for each",
+             num_centres, rows, weighted ? " with a weight above 0" : "");
   Draws draws(seed);
   switch (init) {
     case KMeansInit::kPlusPlus:
@@ -197,9 +220,10 @@ at::Tensor initial_centres(KMeansData& data, int64_t num_centres, KMeansInit ini
     case KMeansInit::kParallel:
       return parallel(data, num_centres, draws);
     case KMeansInit::kRandom:
-      return random_rows(data, num_centres, seed);
+      return random_rows(data, num_centres, seed, draws);
     case KMeansInit::kFirst:
-      return data.x().slice(0, 0, num_centres).to(at::kDouble);
+      return weighted ? rows_at(data, taken.slice(0, 0, num_centres))
+                      : data.x().slice(0, 0, num_centres).to(at::kDouble);
   }
   DOVETAIL_CHECK(false, "an unknown init");
 }

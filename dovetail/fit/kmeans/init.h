@@ -28,7 +28,8 @@ bool is_kmeans_init(std::string_view name);
 
 /// Returns K = `num_centres` initial centres for k-means, (K, D) float64. They are rows of the
 /// data. Random draws depend on `seed` alone, so the centres are the same for any number of
-/// threads. Throws UserError if there are fewer rows than centres.
+/// threads. If rows have weights, draws are in proportion to them, and rows of weight 0 do not
+/// exist. Throws UserError if there are fewer rows than centres.
 at::Tensor initial_centres(KMeansData& data, int64_t num_centres, KMeansInit init, uint64_t seed);
 
 }  // namespace dovetail::fit

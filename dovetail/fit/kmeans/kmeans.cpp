@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/schema/enum_names.h"
@@ -21,12 +22,19 @@ namespace dovetail::fit {
 namespace {
 
 /// Moves each centre without rows to the row farthest from its own centre. The row leaves the sum
-/// of that centre. Returns true if a centre was moved.
+/// of that centre. Rows of weight 0 do not count. Returns true if a centre was moved.
 bool reseed(KMeansData& data, const at::Tensor& centres, jobs::Partial& partial) {
   at::Tensor &sums = partial.tensors[0], &counts = partial.tensors[1];
   const at::Tensor empty = (counts == 0).nonzero().flatten();
   if (empty.numel() == 0) return false;
-  const at::Tensor squares = data.distances(centres).squares;
+  at::Tensor squares = data.distances(centres).squares;
+  const at::Tensor &weights = data.weights(), labels = data.labels();
+  // Differences of weights are rounded: the number of rows tells when a centre has lost all.
+  at::Tensor members = counts;
+  if (weights.defined()) {
+    squares = squares.masked_fill(weights == 0, 0);
+    members = at::bincount(labels.index_select(0, data.rows_with_weight()), {}, counts.numel());
+  }
   // Orders rows by distance, then by number: a stable sort, whose result does not depend on
   // threads.
   const at::Tensor farthest =
@@ -34,12 +42,16 @@ bool reseed(KMeansData& data, const at::Tensor& centres, jobs::Partial& partial)
   for (int64_t i = 0; i < std::min(empty.numel(), data.rows()); ++i) {
     const auto row = farthest[i].item<int64_t>();
     if (squares[row].item<double>() == 0) return i > 0;  // every other row coincides with a centre
-    const at::Tensor x = data.x()[row].to(at::kDouble);
-    const int64_t from = data.labels()[row].item<int64_t>(), to = empty[i].item<int64_t>();
+    const at::Scalar weight = weights.defined() ? weights[row].item() : at::Scalar(1);
+    const at::Tensor x = data.x()[row].to(at::kDouble) * weight;
+    const int64_t from = labels[row].item<int64_t>(), to = empty[i].item<int64_t>();
     sums[from].sub_(x);
-    counts[from].sub_(1);
+    counts[from].sub_(weight);
     sums[to].copy_(x);
-    counts[to].fill_(1);
+    counts[to].fill_(weight);
+    if (!weights.defined()) continue;
+    members[to].fill_(1);
+    if (members[from].sub_(1).item<int64_t>() == 0) counts[from].zero_();
   }
   return true;
 }
@@ -51,7 +63,41 @@ double sum_of(const at::Tensor& x) { return x.sum(1).sum().item<double>(); }
 /// Returns sums / counts. Centres without rows keep their values of `before`.
 at::Tensor means(const jobs::Partial& partial, const at::Tensor& before) {
   const at::Tensor counts = partial.tensors[1].unsqueeze(1);
-  return at::where(counts > 0, partial.tensors[0] / counts.clamp_min(1), before);
+  return at::where(counts > 0, partial.tensors[0] / counts.masked_fill(counts == 0, 1), before);
+}
+
+/// Returns the tensors KMeansData::Tensor of the rows x.
+std::vector<at::Tensor> tensors_of_rows(const at::Tensor& x, const at::Tensor& weights) {
+  const int64_t rows = x.size(0);
+  std::vector<at::Tensor> tensors = {x, at::empty({rows}, at::kFloat),
+                                     at::full({rows}, -1, at::kInt),
+                                     at::empty({rows}, at::kDouble)};
+  if (weights.defined()) tensors.push_back(weights);
+  return tensors;
+}
+
+/// Returns `weights`. Throws UserError unless they are weights of `rows` rows.
+const at::Tensor& check_weights(const at::Tensor& weights, int64_t rows) {
+  user_check(weights.dim() == 1 && weights.size(0) == rows &&
+                 weights.scalar_type() == at::kDouble && weights.device().is_cpu() &&
+                 weights.is_contiguous(),
+             "kmeans: weights must be {} contiguous float64 numbers on the CPU, one per row, but "
+             "are {}",
+             rows, ops::describe(weights));
+  const auto* weight = weights.const_data_ptr<double>();
+  double sum = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    if (!(weight[i] >= 0) || std::isinf(weight[i]))
+      throw UserError(fmt::format("kmeans: the weight of row {} is {}", i, weight[i]),
+                      "weights must be finite and at least 0; 0 leaves a row out");
+    sum += weight[i];
+  }
+  if (sum == 0) throw UserError("kmeans: all weights are 0", "give some rows a weight above 0");
+  constexpr double kLargest = 1e200;
+  user_check(sum >= 1 / kLargest && sum <= kLargest,
+             "kmeans: the weights add up to {}, not to a number within {} and {}; scale them", sum,
+             1 / kLargest, kLargest);
+  return weights;
 }
 
 }  // namespace
@@ -68,14 +114,19 @@ at::Tensor checked_centres(const at::Tensor& centres, int64_t columns) {
   return c;
 }
 
-KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers)
+KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers,
+                       const at::Tensor& weights)
     : x_(check_rows("kmeans", x)),
+      weights_(weights.defined() ? check_weights(weights, x.size(0)) : weights),
       shift_(near_point(x)),
-      resident_({x_, at::empty({x.size(0)}, at::kFloat), at::full({x.size(0)}, -1, at::kInt),
-                 at::empty({x.size(0)}, at::kDouble)}),
+      resident_(tensors_of_rows(x_, weights_)),
       workers_(std::move(workers)) {
+  if (weights.defined() && workers_ != nullptr && workers_->has_gpu())
+    throw UserError("kmeans: a GPU does not compute with weights of rows",
+                    "leave out the weights, or give executors of CPU threads only");
   if (!at::isfinite(shift_).all().item<bool>()) refuse_values("kmeans", x);
   const jobs::Partial norms = run("kmeans.norms", {shift_});
+  total_weight_ = norms.weight;
   total_square_ = norms.tensors[0].item<double>();
   if (!std::isfinite(total_square_)) refuse_values("kmeans", x);
 }
@@ -94,7 +145,8 @@ jobs::Partial KMeansData::assign(const at::Tensor& centres) {
 }
 
 jobs::Partial KMeansData::assign_batch(const at::Tensor& rows, const at::Tensor& centres) const {
-  const jobs::ResidentData batch({rows}, 0, {x_});
+  const jobs::ResidentData batch({rows}, 0,
+                                 weights_.defined() ? std::vector{x_, weights_} : std::vector{x_});
   return run("kmeans.batch", {checked_centres(centres, columns()), shift_},
              batch.shards(kKMeansBatchGrain));
 }
@@ -103,6 +155,8 @@ KMeansData::Distances KMeansData::distances(const at::Tensor& centres) {
   const jobs::Partial sum = run("kmeans.distances", {checked_centres(centres, columns())});
   return {closest(), sum.tensors[0].item<double>()};
 }
+
+at::Tensor KMeansData::rows_with_weight() const { return weights_.nonzero().flatten(); }
 
 at::Tensor KMeansData::labels() const { return jobs::rows_on(workers_.get(), resident_, kLabels); }
 
@@ -129,8 +183,9 @@ double KMeansData::include(const at::Tensor& points) {
     assign(points);
     const at::Tensor nearest = at::minimum(distances(points).squares, before);
     resident_.put(kSquares, nearest);
+    const at::Tensor mass = weights_.defined() ? nearest * weights_ : nearest;
     std::vector<at::Tensor> sums;
-    for (const at::Tensor& part : nearest.split(kKMeansGrain)) sums.push_back(part.sum());
+    for (const at::Tensor& part : mass.split(kKMeansGrain)) sums.push_back(part.sum());
     masses_ = at::stack(sums);
   }
   return masses_.cumsum(0)[-1]
@@ -171,8 +226,7 @@ double KMeansData::inertia_of(const jobs::Partial& partial, const at::Tensor& ce
 
 double KMeansData::mean_variance(const jobs::Partial& partial) const {
   const at::Tensor mean = shifted_sums(partial).sum(0) / partial.weight;
-  const double square =
-      total_square_ / static_cast<double>(rows()) - mean.square().sum().item<double>();
+  const double square = total_square_ / total_weight_ - mean.square().sum().item<double>();
   return std::max(0.0, square) / static_cast<double>(columns());
 }
 
@@ -215,8 +269,8 @@ KMeansResult lloyd(KMeansData& data, const at::Tensor& initial, const LloydOptio
       line.state = {at::scalar_tensor(result.iterations, at::kLong), before, next};
     if (report) report(line);
   }
-  result.counts = settled ? at::bincount(data.labels(), {}, result.centres.size(0))
-                          : data.assign(result.centres).tensors[1];
+  if (!settled) data.assign(result.centres);
+  result.counts = at::bincount(data.labels(), {}, result.centres.size(0));
   result.inertia = data.distances(result.centres).inertia;
   result.labels = data.labels();
   return result;

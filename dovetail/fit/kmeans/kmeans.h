@@ -29,6 +29,9 @@ constexpr int64_t kKMeansBatchGrain = 1024;
 /// columns, K centres. The label of a row is the index of its nearest centre. The inertia is the
 /// sum over the rows of the squared distance to the centre of their label.
 ///
+/// Rows may have weights. A row of weight w counts like w equal rows in all sums, means and
+/// probabilities. A row of weight 0 only gets a label. Weights of 1 give the bits of no weights.
+///
 /// Most members run a task (jobs/task.h) on shards of the rows. The tasks are `kmeans.norms`,
 /// `kmeans.assign`, `kmeans.distances`, `kmeans.potentials`, `kmeans.include` and `kmeans.draw`.
 /// Task `kmeans.batch` runs on shards of a list of row numbers. Tasks run on the `workers`
@@ -40,13 +43,20 @@ class KMeansData {
   ///   - x (N, D) float32,
   ///   - norms (N) float32: distance of each row to a fixed point near all rows,
   ///   - labels (N) int32,
-  ///   - squares (N) float64: squared distances.
-  enum Tensor : size_t { kX, kNorms, kLabels, kSquares };
+  ///   - squares (N) float64: squared distances,
+  ///   - weights (N) float64: only if rows have weights.
+  enum Tensor : size_t { kX, kNorms, kLabels, kSquares, kWeights };
 
   /// Holds x without a copy. x must be (N, D) float32, contiguous, on the CPU, with at least one
   /// row and one column. Throws UserError for any other tensor. If a value is not finite, throws
   /// UserError that names its row and column.
-  explicit KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers = nullptr);
+  ///
+  /// `weights` (N) float64, contiguous, on the CPU: weights of the rows. Undefined: no weights.
+  /// Throws UserError for another tensor, for a weight that is negative or not finite (with its
+  /// row), and if the sum is not within 1e-200 to 1e200. A GPU's tasks have no weights yet: throws
+  /// UserError if `workers` has a GPU.
+  explicit KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers = nullptr,
+                      const at::Tensor& weights = {});
 
   /// Sets the label of each row to the nearest of the centres (K, D) float64, in one pass over the
   /// rows. If several are equally near, takes the first one. Returns a Partial (jobs/partial.h)
@@ -54,6 +64,7 @@ class KMeansData {
   ///   - sum of the rows with each label, (K, D) float64,
   ///   - number of rows with each label, (K) int64,
   ///   - number of changed labels, () int64.
+  /// If rows have weights, the number of rows is the sum of their weights, (K) float64.
   jobs::Partial assign(const at::Tensor& centres);
 
   /// Like `assign`, but only for the rows with the numbers `rows` (B) int64, and without changing
@@ -101,9 +112,14 @@ class KMeansData {
   double mean_variance(const jobs::Partial& partial) const;
 
   const at::Tensor& x() const { return x_; }
+  const at::Tensor& weights() const { return weights_; }  ///< (N) float64; undefined: none
+  /// Returns the numbers of the rows whose weight is above 0, ascending, int64. Rows must have
+  /// weights.
+  at::Tensor rows_with_weight() const;
   at::Tensor labels() const;  ///< labels (N) int32; -1 before the first assignment
   void forget_labels();       ///< sets all labels to -1
   int64_t rows() const { return x_.size(0); }
+  double total_weight() const { return total_weight_; }  ///< sum of the weights, or rows()
   int64_t columns() const { return x_.size(1); }
 
  private:
@@ -113,10 +129,12 @@ class KMeansData {
   /// Returns the sum of (x - shift) over the rows with each label, (K, D) float64.
   at::Tensor shifted_sums(const jobs::Partial& partial) const;
 
-  at::Tensor x_, shift_;  ///< rows (N, D), and the fixed point near them (D)
+  at::Tensor x_, weights_;
+  at::Tensor shift_;  ///< fixed point near the rows (D)
   jobs::ResidentData resident_;
   std::shared_ptr<jobs::Workers> workers_;
   double total_square_ = 0;  ///< sum of |x - shift|^2 over all rows
+  double total_weight_ = 0;  ///< number of rows, or sum of their weights
   at::Tensor masses_;        ///< sum of closest() over the rows of each shard
 };
 

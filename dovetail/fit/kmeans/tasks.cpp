@@ -12,7 +12,9 @@
 #include "dovetail/jobs/task.h"
 
 /// Tasks of k-means on a CPU, and `kmeans.draw` on any device. They work on the tensors of
-/// KMeansData. The registrations below list the tensors that each task writes.
+/// KMeansData. The registrations below list the tensors that each task writes. If the data has the
+/// tensor kWeights, all sums over rows are weighted sums. This includes Partial::weight, which is
+/// the sum of the weights, and the counts of `kmeans.assign`, which become float64.
 namespace dovetail::fit {
 namespace {
 
@@ -22,6 +24,11 @@ struct Rows {
   float* norms() const { return tensors[KMeansData::kNorms].mutable_data_ptr<float>(); }
   int32_t* labels() const { return tensors[KMeansData::kLabels].mutable_data_ptr<int32_t>(); }
   double* squares() const { return tensors[KMeansData::kSquares].mutable_data_ptr<double>(); }
+  bool weighted() const { return tensors.size() > KMeansData::kWeights; }
+  /// Returns the weights from row `begin` on; null if the rows have none.
+  const double* weights(int64_t begin = 0) const {
+    return weighted() ? tensors[KMeansData::kWeights].const_data_ptr<double>() + begin : nullptr;
+  }
 
   std::vector<at::Tensor> tensors;
 };
@@ -33,7 +40,27 @@ void for_shards(const jobs::Shards& shards, const Work& work) {
     work(begin, std::min(shards.grain, shards.size - begin));
 }
 
-double weight_of(const jobs::Shards& shards) { return static_cast<double>(shards.size); }
+/// Returns the number of rows, or the sum of their weights.
+double weight_of(const Rows& rows, const jobs::Shards& shards) {
+  if (!rows.weighted()) return static_cast<double>(shards.size);
+  jobs::ArrayTree sum(1);
+  for_shards(shards, [&](int64_t begin, int64_t size) {
+    double* to = sum.next();
+    for (const double* w = rows.weights(begin); size > 0; --size) *to += *w++;
+  });
+  return sum.take().item<double>();
+}
+
+/// Returns the sum of the weights of the rows with each label, (K) float64.
+at::Tensor label_weights(const Rows& rows, const jobs::Shards& shards, int64_t num_centres) {
+  jobs::ArrayTree sums(num_centres);
+  for_shards(shards, [&](int64_t begin, int64_t size) {
+    double* to = sums.next();
+    const int32_t* label = rows.labels() + begin;
+    for (const double* w = rows.weights(begin); size > 0; --size) to[*label++] += *w++;
+  });
+  return sums.take();
+}
 
 /// Parameters: shift (D) float32. Partial: the sum of |x - shift|^2, () float64.
 jobs::Partial norms_task(const jobs::Parameters& parameters, const jobs::Shards& shards) {
@@ -41,11 +68,11 @@ jobs::Partial norms_task(const jobs::Parameters& parameters, const jobs::Shards&
   const int64_t dim = rows.x().size(1);
   jobs::ArrayTree sum(1);
   for_shards(shards, [&](int64_t begin, int64_t size) {
-    *sum.next() =
-        norms_from(rows.x().const_data_ptr<float>() + begin * dim,
-                   parameters[0].const_data_ptr<float>(), size, dim, rows.norms() + begin);
+    *sum.next() = norms_from(rows.x().const_data_ptr<float>() + begin * dim,
+                             parameters[0].const_data_ptr<float>(), size, dim, rows.norms() + begin,
+                             rows.weights(begin));
   });
-  return {{sum.take().squeeze(0)}, weight_of(shards)};
+  return {{sum.take().squeeze(0)}, weight_of(rows, shards)};
 }
 
 /// Parameters: centres (K, D) float64, shift (D) float32. Partial: as KMeansData::assign.
@@ -63,14 +90,16 @@ jobs::Partial assign_task(const jobs::Parameters& parameters, const jobs::Shards
                                        .rows = shards.size,
                                        .dim = dim,
                                        .num_centres = num_centres,
+                                       .weight = rows.weights(),
                                        .label = rows.labels(),
                                        .grain = shards.grain,
                                        .next_sums = [&] { return sums.next(); },
                                        .sums_stride = stride,
                                        .counts = counts.mutable_data_ptr<int64_t>()});
-  return {{sums.take().view({num_centres, stride}).narrow(1, 0, dim), counts,
+  return {{sums.take().view({num_centres, stride}).narrow(1, 0, dim),
+           rows.weighted() ? label_weights(rows, shards, num_centres) : counts,
            at::scalar_tensor(changed, at::kLong)},
-          weight_of(shards)};
+          weight_of(rows, shards)};
 }
 
 /// Parameters: centres (K, D) float64. Partial: the inertia, () float64.
@@ -79,21 +108,24 @@ jobs::Partial distances_task(const jobs::Parameters& parameters, const jobs::Sha
   const int64_t dim = rows.x().size(1);
   jobs::ArrayTree inertia(1);
   for_shards(shards, [&](int64_t begin, int64_t size) {
-    *inertia.next() = squared_distances(rows.x().const_data_ptr<float>() + begin * dim,
-                                        parameters[0].const_data_ptr<double>(),
-                                        rows.labels() + begin, size, dim, rows.squares() + begin);
+    *inertia.next() = squared_distances(
+        rows.x().const_data_ptr<float>() + begin * dim, parameters[0].const_data_ptr<double>(),
+        rows.labels() + begin, size, dim, rows.squares() + begin, rows.weights(begin));
   });
-  return {{inertia.take().squeeze(0)}, weight_of(shards)};
+  return {{inertia.take().squeeze(0)}, weight_of(rows, shards)};
 }
 
-/// Parameters: as for assign_task. Data: row numbers (B) int64 of x; no labels are kept. Partial:
-/// as KMeansData::assign_batch.
+/// Parameters: as for assign_task. Data: row numbers (B) int64; no labels are kept. Whole tensors:
+/// x and, if there are any, weights. Partial: as KMeansData::assign_batch.
 jobs::Partial batch_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
   const at::Tensor &centres = parameters[0], &shift = parameters[1];
-  const at::Tensor x = jobs::whole_tensors(shard)[0].index_select(0, jobs::rows_of(shard)[0]);
-  const jobs::ResidentData batch({x, at::empty({shard.size}, at::kFloat),
-                                  at::zeros({shard.size}, at::kInt),
-                                  at::empty({shard.size}, at::kDouble)});
+  const at::Tensor rows = jobs::rows_of(shard)[0];
+  const std::vector<at::Tensor> whole = jobs::whole_tensors(shard);
+  std::vector<at::Tensor> tensors = {
+      whole[0].index_select(0, rows), at::empty({shard.size}, at::kFloat),
+      at::zeros({shard.size}, at::kInt), at::empty({shard.size}, at::kDouble)};
+  if (whole.size() > 1) tensors.push_back(whole[1].index_select(0, rows));
+  const jobs::ResidentData batch(std::move(tensors));
   const jobs::Shards all = batch.shards(shard.size);
   norms_task({shift}, all);
   jobs::Partial partial = assign_task(parameters, all);
@@ -111,7 +143,8 @@ ClosestProblem closest_problem(const Rows& rows, const at::Tensor& points, const
           .dim = points.size(1),
           .count = points.size(0),
           .grain = shards.grain,
-          .closest = rows.squares()};
+          .closest = rows.squares(),
+          .weight = rows.weights()};
 }
 
 /// Parameters: points (M, D) float64, shift (D) float32. Partial: the sums (M) of
@@ -121,7 +154,7 @@ jobs::Partial potentials_task(const jobs::Parameters& parameters, const jobs::Sh
   jobs::ArrayTree potentials(parameters[0].size(0));
   add_potentials(closest_problem(rows, parameters[0], parameters[1], shards),
                  [&] { return potentials.next(); });
-  return {{potentials.take()}, weight_of(shards)};
+  return {{potentials.take()}, weight_of(rows, shards)};
 }
 
 /// Parameters: points (M, D) float64, to which squares are lowered; the number of shards, () int64;
@@ -131,12 +164,12 @@ jobs::Partial include_task(const jobs::Parameters& parameters, const jobs::Shard
   const at::Tensor sums = at::zeros({parameters[1].item<int64_t>()}, at::kDouble);
   include_points(closest_problem(rows, parameters[0], parameters[2], shards),
                  sums.mutable_data_ptr<double>() + shards.begin / shards.grain);
-  return {{sums}, weight_of(shards)};
+  return {{sums}, weight_of(rows, shards)};
 }
 
 /// Parameters: shards (T) int64, uniform numbers (T) in [0, 1] float64. Partial, (T) int64: the row
 /// for each draw from one of these shards, and 0 for other draws. Rows are drawn by draw_by_mass of
-/// the squares. Runs on any device.
+/// the squares times the weights. Runs on any device.
 jobs::Partial draw_task(const jobs::Parameters& parameters, const jobs::Shards& shards) {
   // Cumulative sums have a fixed order on the CPU only.
   const at::Tensor from = parameters[0].cpu(), uniform = parameters[1].cpu();
@@ -145,10 +178,12 @@ jobs::Partial draw_task(const jobs::Parameters& parameters, const jobs::Shards& 
     const int64_t shard = from.const_data_ptr<int64_t>()[t] - shards.begin / shards.grain;
     if (shard < 0 || shard >= shards.count()) continue;
     const jobs::Shards one = shards.part(shard, 1);
-    const at::Tensor squares = jobs::rows_of(one, KMeansData::kSquares).cpu();
-    rows[t] = draw_by_mass(squares, uniform.narrow(0, t, 1))[0] + one.begin;
+    const std::vector<at::Tensor> of_shard = jobs::rows_of(one);
+    at::Tensor mass = of_shard[KMeansData::kSquares].cpu();
+    if (of_shard.size() > KMeansData::kWeights) mass = mass * of_shard[KMeansData::kWeights].cpu();
+    rows[t] = draw_by_mass(mass, uniform.narrow(0, t, 1))[0] + one.begin;
   }
-  return {{rows.to(parameters[0].device())}, weight_of(shards)};
+  return {{rows.to(parameters[0].device())}, static_cast<double>(shards.size)};
 }
 
 constexpr auto kBlock = jobs::Takes::kBlock;
