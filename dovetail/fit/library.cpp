@@ -2,6 +2,8 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -13,14 +15,22 @@
 #include "dovetail/fit/kmeans/batch.h"
 #include "dovetail/fit/kmeans/init.h"
 #include "dovetail/fit/regression/regression.h"
+#include "dovetail/jobs/runtime.h"
 
 /// Defines torch.classes.dovetail.KMeansData, torch.ops.dovetail.kmeans_*, pca_* and
 /// linear_fit.
 namespace dovetail::fit {
 namespace {
 
+/// Returns the executors of a list such as "cpu:2,cpu:1"; null if the list is empty.
+std::shared_ptr<jobs::Workers> executors_of(const std::string& list) {
+  if (list.empty()) return nullptr;
+  return std::make_shared<jobs::Runtime>(jobs::parse_executors(list));
+}
+
 struct LibraryData : torch::CustomClassHolder {
-  LibraryData(const at::Tensor& x, const at::Tensor& weights) : data(x, nullptr, weights) {}
+  LibraryData(const at::Tensor& x, const at::Tensor& weights, const std::string& executors)
+      : data(x, executors_of(executors), weights) {}
   KMeansData data;
 };
 using Data = c10::intrusive_ptr<LibraryData>;
@@ -31,28 +41,54 @@ Tensors assign(const Data& data, const at::Tensor& centres) {
   return {partial.tensors[0], partial.tensors[1], partial.tensors[2]};
 }
 
-using Fit = std::tuple<at::Tensor, at::Tensor, at::Tensor, double, int64_t, bool>;
+using Fit = std::tuple<at::Tensor, at::Tensor, at::Tensor, double, int64_t, bool, at::Tensor>;
 
-/// Returns centres, labels, counts, inertia, iterations, converged.
+/// Lines of a run's course: inertia, shift and changed labels (-1: not counted) of each iteration.
+class Lines {
+ public:
+  /// Returns a callback that adds lines. If `verbose` is 0, returns an empty one.
+  std::function<void(const LloydIteration&)> report(int64_t verbose) {
+    if (verbose == 0) return {};
+    return [this](const LloydIteration& line) {
+      for (const double number :
+           {line.inertia, line.shift, static_cast<double>(line.changed.value_or(-1))})
+        numbers_.push_back(number);
+    };
+  }
+  at::Tensor take() const { return at::tensor(numbers_, at::kDouble).view({-1, 3}); }
+
+ private:
+  std::vector<double> numbers_;
+};
+
+/// Returns centres, labels, counts, inertia, iterations, converged, and Lines (iterations, 3)
+/// float64 unless `verbose` is 0.
+Fit fit_of(const KMeansResult& result, const Lines& lines) {
+  return {result.centres,    result.labels,    result.counts, result.inertia,
+          result.iterations, result.converged, lines.take()};
+}
+
 Fit fit(const Data& data, const at::Tensor& centres, int64_t iterations, double tolerance,
-        const std::string& empty) {
-  const KMeansResult result = lloyd(
-      data->data, centres,
-      {.iterations = iterations, .tolerance = tolerance, .empty = parse_empty_cluster(empty)});
-  return {result.centres, result.labels,     result.counts,
-          result.inertia, result.iterations, result.converged};
+        const std::string& empty, int64_t verbose) {
+  Lines lines;
+  const KMeansResult result =
+      lloyd(data->data, centres,
+            {.iterations = iterations, .tolerance = tolerance, .empty = parse_empty_cluster(empty)},
+            lines.report(verbose));
+  return fit_of(result, lines);
 }
 
 Fit fit_batches(const Data& data, const at::Tensor& centres, int64_t batch, int64_t iterations,
-                double tolerance, int64_t patience, int64_t seed) {
+                double tolerance, int64_t patience, int64_t seed, int64_t verbose) {
+  Lines lines;
   const KMeansResult result = mini_batch(data->data, centres,
                                          {.batch = batch,
                                           .iterations = iterations,
                                           .tolerance = tolerance,
                                           .patience = patience,
-                                          .seed = static_cast<uint64_t>(seed)});
-  return {result.centres, result.labels,     result.counts,
-          result.inertia, result.iterations, result.converged};
+                                          .seed = static_cast<uint64_t>(seed)},
+                                         lines.report(verbose));
+  return fit_of(result, lines);
 }
 
 /// Returns directions, variances along them, the total variance, the mean, iterations, converged.
@@ -89,10 +125,12 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   using dovetail::fit::Data;
   m.class_<dovetail::fit::LibraryData>("KMeansData");
   dovetail::define<
-      "kmeans_data(Tensor x, Tensor? weights=None) -> "
+      "kmeans_data(Tensor x, Tensor? weights=None, str executors=\"\") -> "
       "__torch__.torch.classes.dovetail.KMeansData",
-      [](const at::Tensor& x, const std::optional<at::Tensor>& weights) {
-        return c10::make_intrusive<dovetail::fit::LibraryData>(x, weights.value_or(at::Tensor()));
+      [](const at::Tensor& x, const std::optional<at::Tensor>& weights,
+         const std::string& executors) {
+        return c10::make_intrusive<dovetail::fit::LibraryData>(x, weights.value_or(at::Tensor()),
+                                                               executors);
       }>(m);
   dovetail::define<"kmeans_assign", dovetail::fit::assign>(m);
   dovetail::define<"kmeans_init", dovetail::fit::init>(m);

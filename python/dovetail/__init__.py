@@ -28,7 +28,12 @@ load()
 __version__ = version()
 
 
-_ESTIMATORS = {"KMeans": "cluster", "LinearRegression": "linear_model", "PCA": "decomposition"}
+_ESTIMATORS = {
+    "KMeans": "cluster",
+    "LinearRegression": "linear_model",
+    "MiniBatchKMeans": "cluster",
+    "PCA": "decomposition",
+}
 
 
 def __getattr__(name: str):

@@ -1,15 +1,36 @@
 """Rows of an estimator as tensors, and the place of their coordinates in the caller's."""
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+_PAIRS = 4096  # pairs of rows to compare for warn_of_merged_values
 
 
 def rows_of(X: np.ndarray) -> tuple[torch.Tensor, "Place"]:
     place = Place.of(X)
     X = place.shifted(X).astype(np.float32, copy=False)
     return as_tensor(X), place
+
+
+def warn_of_merged_values(X: np.ndarray, rows: torch.Tensor, stacklevel: int) -> None:
+    """Warn if float32 `rows` make different values of X equal. Looks at some pairs of neighbouring rows."""
+    if X.dtype != np.float64 or len(X) < 2:
+        return
+    pairs = np.unique(np.linspace(0, len(X) - 2, _PAIRS).astype(np.int64))
+    differ = X[pairs] != X[pairs + 1]
+    rounded = rows.numpy()
+    merged = (differ & (rounded[pairs] == rounded[pairs + 1])).sum(0)
+    columns = np.flatnonzero(100 * merged > differ.sum(0))
+    if len(columns) > 0:
+        warnings.warn(
+            f"float32 makes different values equal in columns {columns.tolist()} of X; scale such a column, or split"
+            " it into columns of a smaller range",
+            UserWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def as_tensor(X: np.ndarray) -> torch.Tensor:

@@ -1,5 +1,8 @@
 """dovetail.KMeans keeps scikit-learn's contract, and its results."""
 
+import os
+import warnings
+
 import dovetail
 import numpy as np
 import pytest
@@ -164,3 +167,101 @@ def test_float64_of_any_size_has_the_same_clusters(scale):
     assert (ours.labels_ == plain.labels_).all()
     np.testing.assert_allclose(ours.cluster_centers_, plain.cluster_centers_ * scale, rtol=1e-4, atol=1e-5 * scale)
     np.testing.assert_allclose(ours.transform(x * scale), plain.transform(x) * scale, rtol=1e-4)
+
+
+def two_clouds_of_seconds():
+    random = np.random.default_rng(0)
+    seconds = 1.7e9 + 30.0 * np.repeat([0, 1], 500) + random.normal(0, 1, 1000)
+    return seconds[:, None]
+
+
+def test_timestamps_30_s_apart_are_two_clusters_as_in_scikit_learn():
+    x = two_clouds_of_seconds()
+    ours, oracle = dovetail.KMeans(2, random_state=0).fit(x), cluster.KMeans(2, random_state=0).fit(x)
+    assert sorted(np.bincount(ours.labels_)) == [500, 500]
+    assert ours.inertia_ == pytest.approx(oracle.inertia_, rel=1e-6)
+    np.testing.assert_allclose(np.sort(ours.cluster_centers_, 0), np.sort(oracle.cluster_centers_, 0), rtol=1e-12)
+
+
+def test_values_that_float32_makes_equal_are_a_warning():
+    x = np.concatenate([two_clouds_of_seconds(), [[0.0]]])
+    with pytest.warns(UserWarning, match=r"float32 makes different values equal in columns \[0\]"):
+        dovetail.KMeans(2, random_state=0).fit(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dovetail.KMeans(2, random_state=0).fit(two_clouds_of_seconds())
+        dovetail.KMeans(2, random_state=0).fit(clouds().astype(np.float64) + 0.1)
+
+
+def test_executors_have_the_bits_of_threads():
+    x, weights = clouds(rows=5000), np.random.default_rng(1).uniform(0, 1, 5000)
+    cores = min(2, len(os.sched_getaffinity(0)))
+    for options in ({}, {"batch_size": 700}):
+        alone = dovetail.KMeans(9, random_state=0, **options).fit(x, sample_weight=weights)
+        shared = dovetail.KMeans(9, random_state=0, executors=",".join(["cpu:1"] * cores), **options)
+        shared.fit(x, sample_weight=weights)
+        assert (shared.cluster_centers_ == alone.cluster_centers_).all()
+        assert shared.inertia_ == alone.inertia_
+        assert (shared.predict(x) == alone.labels_).all()
+        assert shared.score(x, sample_weight=weights) == alone.score(x, sample_weight=weights)
+    assert (dovetail.KMeans(9, random_state=0, device="cpu").fit(x).labels_ == dovetail.KMeans(9, random_state=0).fit(x).labels_).all()
+
+
+def test_devices_and_executors_are_refused_by_name():
+    x = clouds(rows=50)
+    with pytest.raises(RuntimeError, match='executors: "cores:2" is no list of executors'):
+        dovetail.KMeans(3, executors="cores:2").fit(x)
+    with pytest.raises(RuntimeError, match="this process may use"):
+        dovetail.KMeans(3, executors="cpu:4096").fit(x)
+    with pytest.raises(ValueError, match='device="mps": k-means computes on "cpu" or "cuda"'):
+        dovetail.KMeans(3, device="mps").fit(x)
+    with pytest.raises(ValueError, match='executors="cpu:1" and device="cpu" both say'):
+        dovetail.KMeans(3, executors="cpu:1", device="cpu").fit(x)
+    if not torch.cuda.is_available():
+        for device in ("cuda", "cuda:1", torch.device("cuda")):
+            with pytest.raises(RuntimeError, match=f'device="{device}": torch finds no GPU'):
+                dovetail.KMeans(3, device=device).fit(x)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_finds_the_same_clusters_and_refuses_weights():
+    x = clouds(rows=5000)
+    ours, oracle = dovetail.KMeans(6, init=x[:6], device="cuda").fit(x), dovetail.KMeans(6, init=x[:6]).fit(x)
+    assert (ours.labels_ == oracle.labels_).all()
+    np.testing.assert_allclose(ours.cluster_centers_, oracle.cluster_centers_, rtol=1e-6)
+    with pytest.raises(RuntimeError, match="a GPU does not compute with weights of rows"):
+        dovetail.KMeans(6, device="cuda").fit(x, sample_weight=np.ones(5000))
+
+
+def test_verbose_prints_each_iteration_after_the_run(capsys):
+    x = clouds(rows=2000)
+    model = dovetail.KMeans(6, init="random", n_init=2, tol=0, verbose=1, random_state=0).fit(x)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("Initialization complete") == 2
+    inertias = [float(line.split()[-1].rstrip(".")) for line in lines if line.startswith("Iteration")]
+    assert len(inertias) >= model.n_iter_
+    assert min(inertias) >= model.inertia_ * (1 - 1e-9)
+    assert sum("strict convergence" in line for line in lines) == 2
+    dovetail.KMeans(6, batch_size=100, verbose=True, random_state=0).fit(1e30 * x.astype(np.float64))
+    out = capsys.readouterr().out
+    assert "lack of improvement in inertia" in out
+    assert 1e60 < float(out.splitlines()[1].split()[-1].rstrip(".")) < 1e67, "inertia is not in X's units"
+    dovetail.KMeans(6, random_state=0).fit(x)
+    assert capsys.readouterr().out == ""
+
+
+def test_keeps_names_of_columns_and_gives_frames():
+    pandas = pytest.importorskip("pandas")
+    x = pandas.DataFrame(clouds(columns=3), columns=["a", "b", "c"])
+    model = dovetail.KMeans(4, random_state=0).set_output(transform="pandas").fit(x)
+    assert list(model.feature_names_in_) == ["a", "b", "c"]
+    assert list(model.transform(x).columns) == ["kmeans0", "kmeans1", "kmeans2", "kmeans3"]
+    assert (model.fit_transform(x) == model.transform(x)).all(axis=None)
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(x[["b", "a", "c"]])
+
+
+def test_sparse_matrices_are_refused_by_name():
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(TypeError, match=r"Sparse data was passed.*dense"):
+        dovetail.KMeans(3).fit(scipy_sparse.csr_matrix(clouds(rows=50)))
