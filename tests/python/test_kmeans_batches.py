@@ -10,15 +10,25 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from test_kmeans import clouds
 
 
+# scikit-learn's own estimators fail it, too: weights and repeated rows draw other initial centres.
+DRAWN = "check_sample_weight_equivalence_on_dense_data"
+
+
 @pytest.mark.parametrize(
     "check",
     [
         pytest.param(check, id=check.func.__name__)
         for _, check in estimator_checks_generator(dovetail.MiniBatchKMeans())
+        if check.func.__name__ != DRAWN
     ],
 )
 def test_passes_check_estimator(check):
     check(dovetail.MiniBatchKMeans())
+
+
+def test_weights_are_repeated_rows_where_nothing_is_drawn():
+    checks = {check.func.__name__: check for _, check in estimator_checks_generator(dovetail.MiniBatchKMeans())}
+    checks[DRAWN](dovetail.MiniBatchKMeans(n_clusters=1))
 
 
 @pytest.mark.parametrize("weighted", [False, True])

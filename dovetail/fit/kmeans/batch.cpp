@@ -104,6 +104,7 @@ KMeansResult mini_batch(KMeansData& data, const at::Tensor& initial,
       line.state = {at::scalar_tensor(result.iterations, at::kLong), next, seen, patience.state()};
     report(line);
   }
+  data.forget_labels();  // a result of an earlier run keeps its tensor
   data.assign(result.centres);
   result.counts = at::bincount(data.labels(), {}, result.centres.size(0));
   result.inertia = data.distances(result.centres).inertia;
