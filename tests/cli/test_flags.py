@@ -27,7 +27,7 @@ ALWAYS = {
     "bench": "--out --tokens --width --hidden --json",
     "simulate": "--plot --json",
     "plan": "--layers --json",
-    "kmeans": "--data --bad-values --k --init --weights --iterations --tolerance --seed --executors --trace --fresh --out --json",
+    "kmeans": "--data --bad-values --weights --executors --trace --out --json",
     "fit": "--data --bad-values --executors --trace --out --json",
     "export": "--out --precision --json",
     "import": "--out --json",
@@ -93,6 +93,12 @@ REFUSED = [
     ("kmeans", "kmeans --k 2 --data rows.csv --patience 3", "--patience is about mini-batches"),
     ("kmeans", "kmeans --k 2 --data rows.csv --batch 2 --empty reseed", "--empty reseed looks for"),
     ("kmeans", "kmeans --k 2 --data rows.csv --empty reseed --batch 2", "--empty reseed looks for"),
+    ("kmeans", "kmeans predict run --data rows.csv --fresh", "--fresh starts a stopped job over"),
+    *[
+        ("kmeans", f"kmeans predict run --data rows.csv {option} 4", "is an option of `dovetail kmeans`, not of")
+        for option in ["--k", "--init", "--iterations", "--tolerance", "--batch", "--patience", "--seed"]
+    ],
+    ("kmeans", "kmeans predict run --data rows.csv --empty keep", "is an option of `dovetail kmeans`, not of"),
     ("fit", "fit linear --data rows.csv --target b --fresh", "--fresh starts a stopped job over"),
     *[
         ("fit", f"fit {model} --data rows.csv {words}", f"is an option of `dovetail fit {readers}")

@@ -13,6 +13,7 @@
 #include "dovetail/cli/fit/clusters.h"
 #include "dovetail/cli/fit/clusters_report.h"
 #include "dovetail/cli/fit/job_state.h"
+#include "dovetail/cli/fit/kmeans_predict.h"
 #include "dovetail/cli/fit/table_options.h"
 #include "dovetail/cli/parse/command.h"
 #include "dovetail/cli/parse/output.h"
@@ -33,49 +34,76 @@ class KMeansCommand : public Command {
   }
 
   void declare(Arguments& arguments) override {
+    arguments
+        .positional(
+            "what", &what_,
+            "predict: find the nearest centres of a run for the rows of another table (none: "
+            "cluster)")
+        .one_of({"predict"});
+    arguments.positional("run", &predict_.run, "Folder of the run")
+        .goes_with({"predict"})
+        .is_required()
+        .completes(Completion::kFolder);
     table_.declare_data(arguments);
-    arguments.option("--k", "K", &k_, "Clusters").is_required().range(1, 1 << 24);
+    const std::vector<std::string> clusters = {""};
+    arguments.option("--k", "K", &k_, "Clusters")
+        .goes_with(clusters)
+        .is_required()
+        .range(1, 1 << 24);
     arguments
         .option("--init", "NAME|FILE", &init_,
                 "Start of the centres: k-means++, k-means-parallel, random, first, or a table of K "
                 "rows (k-means++)")
+        .goes_with(clusters)
         .completes(Completion::kFile);
     arguments.option("--weights", "COLUMN", &weights_,
                      "Column with the weight of each row, by name or place. A row of weight 2 "
                      "counts like two rows, one of weight 0 only gets a label (none)");
     arguments.option("--iterations", "N", &iterations_, "Maximum number of iterations (300)")
+        .goes_with(clusters)
         .range(1, 1e9);
     arguments
         .option("--tolerance", "T", &tolerance_,
                 "Stop when the squared move of the centres is below T times the mean variance of "
                 "the columns (1e-4; with --batch 0)")
+        .goes_with(clusters)
         .range(0, 1e30);
     arguments
         .option("--batch", "N", &batch_.batch,
                 "Rows per mini-batch. Each iteration reads only N rows. 0: all rows, which is "
                 "Lloyd's algorithm (0)")
+        .goes_with(clusters)
         .range(0, 1e15);
     arguments
         .option("--patience", "N", &patience_,
                 "Stop after N iterations without a better smoothed inertia, with --batch; 0: never "
                 "(10)")
+        .goes_with(clusters)
         .range(0, 1e9);
     arguments
         .option("--empty", "WHAT", &empty_,
                 "Treatment of a centre without rows: reseed with the farthest row, or keep "
                 "(reseed; with --batch keep)")
+        .goes_with(clusters)
         .one_of({"reseed", "keep"});
     arguments
         .option("--seed", "N", &seed_,
                 "Seed of the initial centres and of the silhouette's sample (0)")
+        .goes_with(clusters)
         .range(0, 9e15);
     table_.declare_workers(arguments);
-    arguments.option("--out", "FOLDER", &out_, "Folder of the run (runs/kmeans-<name of the file>)")
-        .completes(Completion::kFolder);
+    arguments
+        .option("--out", "PATH", &out_,
+                "Folder of the run (runs/kmeans-<name of the file>); with predict the file of the "
+                "labels (predict-<name of the file>.csv in the run)")
+        .completes(Completion::kFile);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
   void check() override {
+    user_check(what_ != "predict" || !table_.fresh(),
+               "--fresh starts a stopped job over, but predict is one pass that leaves nothing to "
+               "continue; leave it out");
     if (batch_.batch == 0) {
       user_check(patience_ < 0, "--patience is about mini-batches; give --batch too");
     } else if (empty_ == "reseed") {
@@ -89,6 +117,7 @@ class KMeansCommand : public Command {
 
   void run() override {
     check();
+    if (what_ == "predict") return predict();
     settle_options();
     const double start = now_seconds();
     const std::shared_ptr<comm::Group> group = table_.join();
@@ -130,6 +159,22 @@ class KMeansCommand : public Command {
 
  private:
   using Json = nlohmann::ordered_json;
+
+  void predict() {
+    predict_.weights = weights_;
+    predict_.out = out_;
+    const Json json = predict_clusters(table_, predict_);
+    if (json.is_null()) return;
+    if (json_) return print_json(json);
+    std::vector<std::vector<std::string>> rows = {
+        {"rows", format_grouped(json.at("rows"))},
+        {"rows left out", format_grouped(json.at("rows_left_out"))},
+        {"inertia", fmt::format("{:.6g}", json.at("inertia").get<double>())},
+        {"labels", json.at("labels").get<std::string>()}};
+    for (const auto& [label, value] : TableOptions::worker_figures(json))
+      rows.push_back({label, value});
+    print(format_table(rows));
+  }
 
   /// Sets the options that were not given, by the algorithm.
   void settle_options() {
@@ -282,7 +327,8 @@ class KMeansCommand : public Command {
   }
 
   TableOptions table_;
-  std::string init_ = "k-means++", weights_, empty_, out_;
+  std::string what_, init_ = "k-means++", weights_, empty_, out_;
+  PredictOptions predict_;
   int64_t k_ = 0, iterations_ = 300, seed_ = 0, patience_ = -1;
   double tolerance_ = -1;
   fit::LloydOptions lloyd_;

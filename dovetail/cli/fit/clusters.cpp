@@ -23,30 +23,27 @@ bool has_names(const std::vector<std::string>& columns) {
   return false;
 }
 
-/// Returns the positions of the data's columns in a file of centres. They match by name, or by
-/// order if either has no names.
-at::Tensor places_in(const data::Matrix& start, const std::vector<std::string>& columns,
-                     const std::string& init) {
+}  // namespace
+
+at::Tensor places_in(const data::Matrix& centres, const std::vector<std::string>& columns,
+                     const std::string& file) {
   std::vector<int64_t> places;
   std::vector<std::string> missing;
   for (const std::string& column : columns) {
-    const auto found = std::ranges::find(start.columns, column);
-    places.push_back(found - start.columns.begin());
-    if (found == start.columns.end()) missing.push_back(printable(column));
+    const auto found = std::ranges::find(centres.columns, column);
+    places.push_back(found - centres.columns.begin());
+    if (found == centres.columns.end()) missing.push_back(printable(column));
   }
   // If names repeat, positions distinguish the columns.
   const bool by_name =
       missing.empty() && std::set<int64_t>(places.begin(), places.end()).size() == places.size();
   if (by_name) return at::tensor(places, at::kLong);
   const bool some = !missing.empty() && missing.size() < columns.size();
-  if (has_names(start.columns) && (some || (!missing.empty() && has_names(columns))))
-    throw UserError(
-        fmt::format("--init: no column of {} is named {}", init, fmt::join(missing, ", ")),
-        "give it the names of the data's columns, or save numbers alone");
+  if (has_names(centres.columns) && (some || (!missing.empty() && has_names(columns))))
+    throw UserError(fmt::format("no column of {} is named {}", file, fmt::join(missing, ", ")),
+                    "the data and the centres need the same names of columns, or none");
   return at::arange(std::ssize(columns), at::kLong);
 }
-
-}  // namespace
 
 at::Tensor centres_by(const std::string& init, const data::Matrix& matrix, fit::KMeansData& data,
                       int64_t num_centres, int64_t seed) {
@@ -56,12 +53,11 @@ at::Tensor centres_by(const std::string& init, const data::Matrix& matrix, fit::
   if (!std::filesystem::exists(init))
     throw UserError(fmt::format(
         "--init: {} is neither a file nor k-means++, k-means-parallel, random or first", init));
-  const data::Matrix start = data::read_matrix(init);
+  const data::Matrix start = data::read_matrix(init, {.type = at::kDouble});
   user_check(start.x.size(0) == num_centres && start.x.size(1) == data.columns(),
              "--init: {} has {} rows of {} columns, not {} (--k) of {} (the data)", init,
              start.x.size(0), start.x.size(1), num_centres, data.columns());
-  const at::Tensor centres = start.original(start.x.to(at::kDouble));
-  return matrix.shifted(centres.index_select(1, places_in(start, matrix.columns, init)))
+  return matrix.shifted(start.x.index_select(1, places_in(start, matrix.columns, "--init " + init)))
       .contiguous();
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "dovetail/data/matrix/matrix.h"
 #include "dovetail/fit/kmeans/kmeans.h"
@@ -15,6 +16,12 @@ namespace dovetail::cli {
 /// of fit::KMeansInit, or a file with a table of K rows.
 at::Tensor centres_by(const std::string& init, const data::Matrix& matrix, fit::KMeansData& data,
                       int64_t num_centres, int64_t seed);
+
+/// Returns the places of `columns` among the columns of a file of centres, (D) int64. They match by
+/// name, or by order if either side has no names. `file` names the file in messages. Throws
+/// UserError if a column is missing.
+at::Tensor places_in(const data::Matrix& centres, const std::vector<std::string>& columns,
+                     const std::string& file);
 
 /// Some rows (S, D) of a table, with their labels (S), for a picture and a silhouette.
 struct RowSample {

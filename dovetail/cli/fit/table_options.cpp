@@ -315,15 +315,18 @@ void write_table(const std::filesystem::path& path, const std::vector<std::strin
 }
 
 void write_labels(const std::filesystem::path& path, const at::Tensor& labels,
-                  const std::vector<int64_t>& left_out) {
+                  const std::vector<int64_t>& left_out, const at::Tensor& distances) {
   constexpr size_t kPieceBytes = size_t{1} << 20;
   AtomicFile file(path);
-  std::string text = "row,label\n";
+  std::string text = distances.defined() ? "row,label,distance\n" : "row,label\n";
   auto skip = left_out.begin();
   const auto* label = labels.const_data_ptr<int32_t>();
   for (int64_t i = 0, row = 0; i < labels.numel(); ++i, ++row) {
     for (; skip != left_out.end() && *skip == row; ++skip) ++row;
-    fmt::format_to(std::back_inserter(text), "{},{}\n", row, label[i]);
+    fmt::format_to(std::back_inserter(text), "{},{}", row, label[i]);
+    if (distances.defined())
+      fmt::format_to(std::back_inserter(text), ",{}", distances.const_data_ptr<double>()[i]);
+    text += '\n';
     if (text.size() < kPieceBytes) continue;
     file.write(text);
     text.clear();

@@ -81,10 +81,10 @@ std::string file_words(const std::string& name);
 void write_table(const std::filesystem::path& path, const std::vector<std::string>& columns,
                  const at::Tensor& rows, const std::vector<std::string>& names = {});
 
-/// Writes a CSV file with columns row and label. `labels` are int32. Row numbers count the rows of
-/// the table's file from 0. `left_out` holds the numbers of the rows without a label, ascending.
-/// The file has no line for them.
+/// Writes a CSV file with columns row and label, and distance if `distances` float64 is given.
+/// `labels` are int32. Row numbers count the rows of the table's file from 0. `left_out` holds the
+/// numbers of the rows without a label, ascending. The file has no line for them.
 void write_labels(const std::filesystem::path& path, const at::Tensor& labels,
-                  const std::vector<int64_t>& left_out);
+                  const std::vector<int64_t>& left_out, const at::Tensor& distances = {});
 
 }  // namespace dovetail::cli

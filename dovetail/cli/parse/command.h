@@ -35,7 +35,8 @@ struct Argument {
   std::vector<std::string> choices;           ///< allowed texts; empty: any text
   Completion completion = Completion::kNone;  ///< completion of the value in a shell
   /// Values of the command's first positional with which this option is allowed. Empty: all values.
-  /// Example: --target only for "linear" and "logistic" in `dovetail fit MODEL`.
+  /// Example: --target only for "linear" and "logistic" in `dovetail fit MODEL`. The value ""
+  /// stands for a command line without that positional.
   std::vector<std::string> only_for = {};
 
   // The members below set one field each and return the argument, to be chained in a declaration.

@@ -87,7 +87,7 @@ void declare_to(CLI::App& app, const Argument& argument) {
     return true;
   };
   const std::string help =
-      argument.only_for.empty()
+      argument.only_for.empty() || argument.goes_with_only("")
           ? argument.help
           : fmt::format("{}: {}", fmt::join(argument.only_for, ", "), argument.help);
   CLI::Option* option = app.add_option(argument.name, callback, help);
@@ -163,6 +163,9 @@ void add_command(CLI::App& root, Entry& entry) {
 /// Throws UserError for an option that the value of the first positional does not allow.
 void check_only_for(const Entry& entry) {
   const std::string command = entry.command->name();
+  const auto words = [&](const std::string& first) {
+    return first.empty() ? command : command + " " + first;
+  };
   const std::vector<Argument>& list = entry.arguments.list();
   for (const Argument& argument : list) {
     if (argument.only_for.empty()) continue;
@@ -170,11 +173,11 @@ void check_only_for(const Entry& entry) {
     const bool given = entry.app->get_option(argument.name)->count() > 0;
     if (given && !argument.goes_with_only(first))
       throw UserError(
-          fmt::format("{} is an option of `dovetail {} {}`, not of `dovetail {} {}`", argument.name,
-                      command, fmt::join(argument.only_for, "`, `"), command, first),
+          fmt::format("{} is an option of `dovetail {}`, not of `dovetail {}`", argument.name,
+                      words(fmt::format("{}", fmt::join(argument.only_for, "`, `"))), words(first)),
           fmt::format("see `dovetail {} --help`", command));
     if (!given && argument.required && argument.goes_with_only(first))
-      throw UserError(fmt::format("dovetail {} {}: {} is required", command, first, argument.name),
+      throw UserError(fmt::format("dovetail {}: {} is required", words(first), argument.name),
                       "for example: " + entry.command->example());
   }
 }

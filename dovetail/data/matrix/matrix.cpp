@@ -171,7 +171,8 @@ Matrix join(MatrixParts from, const MatrixOptions& options, const std::filesyste
         path.string());
   warn_of_wide_numbers(from, matrix);
   if (!options.target.empty()) join_target(from.parts, rows, options, matrix);
-  round_values(from.parts, rows, matrix);
+  options.type == at::kDouble ? keep_values(from.parts, rows, matrix)
+                              : round_values(from.parts, rows, matrix);
   return matrix;
 }
 

@@ -43,12 +43,14 @@ struct MatrixOptions {
   /// Meaning of the first line of a text file. "yes": names of columns; "no": a row; empty: detect
   /// it.
   std::string header;
+  /// Type of Matrix::x: kFloat, or kDouble for values as in the file, with origin 0.
+  at::ScalarType type = at::kFloat;
 };
 
 /// Table of numbers, and the target if one was asked for. N rows and D columns, without the target.
 /// The value of the file in row n and column d is x[n, d] + origin[d], up to rounding.
 struct Matrix {
-  at::Tensor x;  ///< (N, D) float32, contiguous
+  at::Tensor x;  ///< (N, D) of MatrixOptions::type, contiguous
   /// (D) float64. One number per column, subtracted from the column's values before rounding to
   /// float32, so that digits are not lost. It is 0 for a column that float32 holds well enough
   /// without it.

@@ -100,4 +100,15 @@ void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) 
   }
 }
 
+void keep_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) {
+  const int64_t width = std::ssize(matrix.columns);
+  matrix.origin = at::zeros({width}, at::kDouble);
+  matrix.x = at::empty({rows, width}, at::kDouble);
+  auto* to = matrix.x.mutable_data_ptr<double>();
+  for (MatrixPart& part : parts) {
+    to = std::ranges::copy(part.values, to).out;
+    part.values = {};
+  }
+}
+
 }  // namespace dovetail::data

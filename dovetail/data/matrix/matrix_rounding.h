@@ -18,4 +18,7 @@ namespace dovetail::data {
 /// differ in a column. Adds a warning for the column if rounding makes more than 1 % of them equal.
 void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix);
 
+/// Like round_values, but `matrix.x` is float64 and nothing is rounded. Origins are 0.
+void keep_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix);
+
 }  // namespace dovetail::data
