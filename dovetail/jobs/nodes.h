@@ -55,7 +55,6 @@ class Nodes : public Workers {
   /// Returns tensor `index` of the data with all rows up to date. Nodes send each other the rows
   /// that they have written. All nodes call it together.
   at::Tensor rows(const ResidentData& data, size_t index) override;
-  bool has_gpu() const override { return executors_ != nullptr && executors_->has_gpu(); }
 
   /// Work of one node so far.
   struct Report {

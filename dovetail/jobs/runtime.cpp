@@ -428,11 +428,6 @@ std::vector<Runtime::Report> Runtime::report() const {
   return reports;
 }
 
-bool Runtime::has_gpu() const {
-  return std::ranges::any_of(
-      state_->executors, [](const ExecutorSpec& executor) { return executor.device.is_cuda(); });
-}
-
 Runtime::LastJob Runtime::last_job() const {
   const std::lock_guard lock(state_->mutex);
   return state_->last_job;

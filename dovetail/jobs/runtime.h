@@ -89,7 +89,6 @@ class Runtime : public Workers {
   std::vector<BlockSum> run_blocks(const std::string& task, const Parameters& parameters,
                                    const Shards& shards, int64_t place);
   at::Tensor rows(const ResidentData& data, size_t index) override { return data.tensor(index); }
-  bool has_gpu() const override;
 
   /// Work of one executor since the construction of the runtime.
   struct Report {

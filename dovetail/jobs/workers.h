@@ -26,9 +26,6 @@ class Workers {
   /// Returns tensor `index` of the data with all rows up to date. This includes rows that tasks
   /// have written on other executors or nodes.
   virtual at::Tensor rows(const ResidentData& data, size_t index) = 0;
-
-  /// Returns true if this process computes on a GPU.
-  virtual bool has_gpu() const = 0;
 };
 
 /// Runs a task on `workers`, or with run_task on the threads of this process if `workers` is null.

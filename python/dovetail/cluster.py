@@ -246,7 +246,7 @@ class KMeans(_Clusters):
         verbose: above 0: print the inertia of each iteration, after each run.
         executors: groups of threads that share the rows by their measured speeds, and GPUs. Example: ``"cpu:2,cpu:1"``.
             Results have the same bits. None: the threads of this process (``torch.set_num_threads``).
-        device: ``"cpu"``, or ``"cuda"`` for a GPU; in place of `executors`. A GPU takes no sample_weight.
+        device: ``"cpu"``, or ``"cuda"`` for a GPU; in place of `executors`.
 
     Attributes:
         cluster_centers_: (n_clusters, n_features) float64.

@@ -33,9 +33,15 @@ class KMeansKernels : public ::testing::Test {
 };
 
 struct Rows {
-  explicit Rows(const at::Tensor& x)
-      : data({x, at::zeros({x.size(0)}, at::kFloat), at::full({x.size(0)}, -1, at::kInt),
-              at::full({x.size(0)}, HUGE_VAL, at::kDouble)}) {}
+  explicit Rows(const at::Tensor& x, const at::Tensor& weights = {})
+      : data(tensors_of(x, weights)) {}
+  static std::vector<at::Tensor> tensors_of(const at::Tensor& x, const at::Tensor& weights) {
+    std::vector<at::Tensor> tensors = {x, at::zeros({x.size(0)}, at::kFloat),
+                                       at::full({x.size(0)}, -1, at::kInt),
+                                       at::full({x.size(0)}, HUGE_VAL, at::kDouble)};
+    if (weights.defined()) tensors.push_back(weights);
+    return tensors;
+  }
   std::vector<BlockSum> run(const std::string& task, c10::DeviceType kind,
                             const jobs::Parameters& parameters) const {
     return jobs::call_task(jobs::find_task(task, kind), parameters, data.shards(kKMeansGrain), 0);
@@ -54,10 +60,10 @@ void expect_same(const jobs::Partial& ours, const jobs::Partial& expected) {
 }
 
 /// Runs all tasks of a fit on both, and compares partials and rows.
-void compare(const at::Tensor& x, const at::Tensor& centres) {
+void compare(const at::Tensor& x, const at::Tensor& centres, const at::Tensor& weights = {}) {
   const at::Tensor shift = x.mean(0),
                    points = centres.narrow(0, 0, std::min<int64_t>(5, centres.size(0)));
-  const Rows ours(x), theirs(x);
+  const Rows ours(x, weights), theirs(x, weights);
   const at::Tensor shards = at::scalar_tensor((x.size(0) + 1023) / 1024, at::kLong);
   const std::vector<std::pair<std::string, jobs::Parameters>> jobs = {
       {"kmeans.norms", {shift}},
@@ -89,6 +95,19 @@ TEST_F(KMeansKernels, HaveTheBitsOfTheCpu) {
             normal({centres, dim}, 5, at::kDouble) * x.to(at::kDouble).std(0, false).clamp_min(1) +
                 x.mean(0).to(at::kDouble));
   }
+}
+
+TEST_F(KMeansKernels, WeighRowsAsTheCpuDoes) {
+  const at::Tensor x = raw_features(2500, 5, 12, 3);
+  const at::Tensor weights = normal({2500}, 4, at::kDouble).clamp_min(0);
+  compare(x, some_rows(x, 9), weights);
+  const jobs::ResidentData batch({at::arange(0, 2500, 2, at::kLong)}, 0, {x, weights});
+  const jobs::Parameters parameters = {some_rows(x, 4), x.mean(0)};
+  const auto run = [&](c10::DeviceType kind) {
+    return jobs::sum_of(jobs::call_task(jobs::find_task("kmeans.batch", kind), parameters,
+                                        batch.shards(kKMeansBatchGrain), 0));
+  };
+  expect_same(run(at::kCUDA), run(at::kCPU));
 }
 
 TEST_F(KMeansKernels, SettleTiesAsTheCpuDoes) {

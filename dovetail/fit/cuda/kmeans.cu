@@ -92,9 +92,9 @@ __global__ void __launch_bounds__(kThreads) squares_kernel(CudaSquares p) {
   const int rows = static_cast<int>(p.rows - first < kShard ? p.rows - first : kShard);
   const int lane = threadIdx.x % kTeam, team = threadIdx.x / kTeam;
   const int64_t width = kUse == Use::kPotentials ? p.count : 1;
-  const int64_t count = kUse == Use::kLabels ? 1 : p.count;
+  const int64_t count = kUse == Use::kLabels || kUse == Use::kWeights ? 1 : p.count;
   for (int64_t c = 0; c < count; c += kCount) {
-    for (int begin = 0; begin < rows; begin += kTeams) {
+    for (int begin = 0; kUse != Use::kWeights && begin < rows; begin += kTeams) {
       const int i = begin + team;
       const int64_t row = first + (i < rows ? i : rows - 1);
       const double* point[kCount];
@@ -128,8 +128,15 @@ __global__ void __launch_bounds__(kThreads) squares_kernel(CudaSquares p) {
     const auto k = static_cast<int>(threadIdx.x);
     if (k < kSums && (kUse != Use::kPotentials || c + k < count)) {
       double sum = 0;
+      if constexpr (kUse == Use::kWeights) {
+        for (int i = 0; i < rows; ++i) sum += p.weight[first + i];
+      } else if (p.weight != nullptr) {
 #pragma unroll 8
-      for (int i = 0; i < rows; ++i) sum += terms[k][i];
+        for (int i = 0; i < rows; ++i) sum = fma(p.weight[first + i], terms[k][i], sum);
+      } else {
+#pragma unroll 8
+        for (int i = 0; i < rows; ++i) sum += terms[k][i];
+      }
       p.sums[blockIdx.x * width + c * (width > 1) + k] = sum;
     }
     __syncthreads();
@@ -546,15 +553,23 @@ __global__ void __launch_bounds__(kThreads)
     if (column < p.dim) {
       double sum = 0;
 #pragma unroll 8
-      for (int i = begin; i < end; ++i)
-        sum += static_cast<double>(p.x[(first + (key[i] & (kShard - 1))) * p.dim + column]);
+      for (int i = begin; i < end; ++i) {
+        const int64_t row = first + static_cast<int64_t>(key[i] & (kShard - 1));
+        const double x = p.x[row * p.dim + column];
+        sum = p.weight == nullptr ? sum + x : fma(x, p.weight[row], sum);
+      }
       to[label * p.dim + column] = sum;
       for (int64_t k = run == 0 ? 0 : label + 1; k < next; ++k)
         if (k != label) to[k * p.dim + column] = 0;
     }
     if (item % chunks > 0) continue;
-    for (int64_t k = (run == 0 ? 0 : label) + lane; k < next; k += kWarp)
-      counts[k] = k == label ? end - begin : 0;
+    for (int64_t k = (run == 0 ? 0 : label) + lane; k < next; k += kWarp) {
+      double count = 0;
+      if (k == label && p.weight == nullptr) count = end - begin;
+      for (int i = begin; k == label && p.weight != nullptr && i < end; ++i)
+        count += p.weight[first + static_cast<int64_t>(key[i] & (kShard - 1))];
+      counts[k] = count;
+    }
   }
   if (thread == 0) counts[p.num_centres] = changed;
 }
@@ -575,6 +590,9 @@ void squares(const CudaSquares& p, Stream stream) {
       break;
     case Use::kPotentials:
       queue(squares_kernel<Use::kPotentials, 4>, shards, kThreads, stream, p);
+      break;
+    case Use::kWeights:
+      queue(squares_kernel<Use::kWeights, 1>, shards, kThreads, stream, p);
       break;
   }
 }

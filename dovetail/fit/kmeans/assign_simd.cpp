@@ -167,7 +167,7 @@ double NormsFrom(const float* x, const float* point, int64_t rows, int64_t dim, 
   double sum = 0;
   for (int64_t i = 0; i < rows; ++i) {
     const double square = squared_distance(x + i * dim, point, dim);
-    sum += weight == nullptr ? square : weight[i] * square;
+    sum = weight == nullptr ? sum + square : std::fma(weight[i], square, sum);
     if (norm) norm[i] = static_cast<float>(std::sqrt(square) * (1 + 0x1p-22));
   }
   return sum;
@@ -178,7 +178,7 @@ double SquaredDistances(const float* x, const double* centres, const int32_t* la
   double sum = 0;
   for (int64_t i = 0; i < rows; ++i) {
     squares[i] = squared_distance(x + i * dim, centres + label[i] * dim, dim);
-    sum += weight == nullptr ? squares[i] : weight[i] * squares[i];
+    sum = weight == nullptr ? sum + squares[i] : std::fma(weight[i], squares[i], sum);
   }
   return sum;
 }
@@ -343,7 +343,8 @@ void IncludePoints(const ClosestProblem& p, double* sums) {
       closest[i] = std::min(closest[i], square);
     });
     for (int64_t i = 0; i < count; ++i)
-      sum += p.weight == nullptr ? closest[i] : p.weight[begin + i] * closest[i];
+      sum = p.weight == nullptr ? sum + closest[i]
+                                : std::fma(p.weight[begin + i], closest[i], sum);
   };
   for_tiles(p, lower_tile, [&](int64_t piece) { sums[piece] = std::exchange(sum, 0.0); });
 }

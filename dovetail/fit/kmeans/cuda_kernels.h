@@ -16,6 +16,7 @@ struct CudaSquares {
     kLabels,      ///< the point of a row is `label`: sets `squares`; sums them
     kInclude,     ///< lowers `squares` to the closest point; sums them
     kPotentials,  ///< sums min(squares, |x - point|^2) for each point; changes nothing
+    kWeights,     ///< sums `weight`; reads nothing else
   } use;
   const float* x;  ///< (rows, dim)
   int64_t rows, dim;
@@ -24,6 +25,7 @@ struct CudaSquares {
   const int32_t* label;  ///< (rows); kLabels only
   float* norm;           ///< (rows); kNorms only
   double* squares;       ///< (rows); not for kNorms
+  const double* weight;  ///< (rows): factors of the rows in sums; null: 1
   double* sums;          ///< (shards, count) for kPotentials, otherwise (shards)
 };
 
@@ -35,7 +37,8 @@ struct CudaAssign {
   const float *norm, *shift;  ///< as in AssignProblem (assign_simd.h)
   const double* centres;      ///< (num_centres, dim)
   int64_t num_centres;
-  int32_t* label;  ///< (rows): previous labels; `sums` replaces them by the new ones
+  int32_t* label;        ///< (rows): previous labels; `sums` replaces them by the new ones
+  const double* weight;  ///< (rows): factors of the rows in sums and counts; null: 1
 
   // Scratch memory. `nearest` fills it, and `sums` reads `fresh`.
 
@@ -58,7 +61,8 @@ struct CudaKernels {
   void (*nearest)(const CudaAssign& problem);
   /// For `shards` shards from shard `first` of the rows on, sets a row of sums (shards, K D + K +
   /// 1), where K is num_centres and D is dim. A row has the sums of the rows with each label (K,
-  /// D), the numbers of rows with each label (K) and the number of changed labels.
+  /// D), the numbers of rows, or sums of their weights, with each label (K) and the number of
+  /// changed labels.
   void (*sums)(const CudaAssign& problem, int64_t first, int64_t shards, double* sums);
   /// Adds rows of sums (shards, width) along the tree of TreeSum (jobs/partial.h). Row 0 has the
   /// number `place` in the job. The sum of each block of blocks_of(place, shards, shards) replaces

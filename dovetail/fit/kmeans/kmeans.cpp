@@ -121,9 +121,6 @@ KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> worke
       shift_(near_point(x)),
       resident_(tensors_of_rows(x_, weights_)),
       workers_(std::move(workers)) {
-  if (weights.defined() && workers_ != nullptr && workers_->has_gpu())
-    throw UserError("kmeans: a GPU does not compute with weights of rows",
-                    "leave out the weights, or give executors of CPU threads only");
   if (!at::isfinite(shift_).all().item<bool>()) refuse_values("kmeans", x);
   const jobs::Partial norms = run("kmeans.norms", {shift_});
   total_weight_ = norms.weight;

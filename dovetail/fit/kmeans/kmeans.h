@@ -53,8 +53,7 @@ class KMeansData {
   ///
   /// `weights` (N) float64, contiguous, on the CPU: weights of the rows. Undefined: no weights.
   /// Throws UserError for another tensor, for a weight that is negative or not finite (with its
-  /// row), and if the sum is not within 1e-200 to 1e200. A GPU's tasks have no weights yet: throws
-  /// UserError if `workers` has a GPU.
+  /// row), and if the sum is not within 1e-200 to 1e200.
   explicit KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers = nullptr,
                       const at::Tensor& weights = {});
 

@@ -28,6 +28,11 @@ struct GpuRows {
   float* norms() const { return tensors[KMeansData::kNorms].mutable_data_ptr<float>(); }
   int32_t* labels() const { return tensors[KMeansData::kLabels].mutable_data_ptr<int32_t>(); }
   double* squares() const { return tensors[KMeansData::kSquares].mutable_data_ptr<double>(); }
+  bool weighted() const { return tensors.size() > KMeansData::kWeights; }
+  /// Returns the weights; null if the rows have none.
+  const double* weights() const {
+    return weighted() ? tensors[KMeansData::kWeights].const_data_ptr<double>() : nullptr;
+  }
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type) const {
     return at::empty(sizes, x().options().dtype(type));
   }
@@ -75,9 +80,7 @@ Blocks add_on_gpu(const jobs::Shards& shards, int64_t place, int64_t width, int6
   }
   const at::Tensor host = read(at::stack(rows));
   for (size_t i = 0; i < blocks.size(); ++i)
-    blocks[i].partial = {
-        {host[static_cast<int64_t>(i)]},
-        static_cast<double>(shards.part(blocks[i].first - place, blocks[i].count).size)};
+    blocks[i].partial.tensors = {host[static_cast<int64_t>(i)]};
   return blocks;
 }
 
@@ -89,6 +92,7 @@ void squares(CudaSquares problem, int64_t first, int64_t count, double* sums) {
   if (problem.label != nullptr) problem.label += begin;
   if (problem.norm != nullptr) problem.norm += begin;
   if (problem.squares != nullptr) problem.squares += begin;
+  if (problem.weight != nullptr) problem.weight += begin;
   problem.sums = sums;
   cuda_kernels().squares(problem);
 }
@@ -99,22 +103,43 @@ CudaSquares problem_of(CudaSquares::Use use, const GpuRows& rows, const at::Tens
           .x = rows.x().const_data_ptr<float>(),
           .rows = rows.x().size(0),
           .dim = rows.x().size(1),
-          .points = points.const_data_ptr<double>(),
-          .count = points.size(0),
+          .points = points.defined() ? points.const_data_ptr<double>() : nullptr,
+          .count = points.defined() ? points.size(0) : 0,
           .label = nullptr,
           .norm = nullptr,
           .squares = nullptr,
+          .weight = rows.weights(),
           .sums = nullptr};
 }
 
+/// Sets the weights of the partials, for blocks of at most `most` shards: numbers of rows, or sums
+/// of the rows' weights.
+Blocks weighed(Blocks blocks, const GpuRows& rows, const jobs::Shards& shards, int64_t place,
+               int64_t most) {
+  Blocks weights;
+  if (rows.weighted()) {
+    const CudaSquares problem = problem_of(CudaSquares::Use::kWeights, rows, {});
+    weights = add_on_gpu(shards, place, 1, most, [&](int64_t first, int64_t count, double* sums) {
+      squares(problem, first, count, sums);
+    });
+  }
+  for (size_t i = 0; i < blocks.size(); ++i)
+    blocks[i].partial.weight =
+        rows.weighted()
+            ? weights[i].partial.tensors[0].item<double>()
+            : static_cast<double>(shards.part(blocks[i].first - place, blocks[i].count).size);
+  return blocks;
+}
+
 /// Adds the sums of a problem, one per shard. The partials hold a tensor ().
-Blocks sum_of(const CudaSquares& problem, const jobs::Shards& shards, int64_t place, int64_t most) {
+Blocks sum_of(const CudaSquares& problem, const GpuRows& rows, const jobs::Shards& shards,
+              int64_t place, int64_t most) {
   Blocks blocks = add_on_gpu(
       shards, place, 1, most,
       [&](int64_t first, int64_t count, double* sums) { squares(problem, first, count, sums); });
   for (jobs::BlockSum& block : blocks)
     block.partial.tensors[0] = block.partial.tensors[0].squeeze(0);
-  return blocks;
+  return weighed(std::move(blocks), rows, shards, place, most);
 }
 
 Blocks norms_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards, int64_t place) {
@@ -122,7 +147,7 @@ Blocks norms_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shar
   const at::Tensor point = parameters[0].to(at::kDouble).unsqueeze(0);
   CudaSquares problem = problem_of(CudaSquares::Use::kNorms, rows, point);
   problem.norm = rows.norms();
-  return sum_of(problem, shards, place, most_shards(1));
+  return sum_of(problem, rows, shards, place, most_shards(1));
 }
 
 /// Number of float64 of a shard in assign_on_gpu: sums, counts and changed labels.
@@ -150,6 +175,7 @@ Blocks assign_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& sha
                            .centres = centres.const_data_ptr<double>(),
                            .num_centres = num,
                            .label = rows.labels(),
+                           .weight = rows.weights(),
                            .fresh = fresh.mutable_data_ptr<int32_t>(),
                            .packed = packed.mutable_data_ptr<float>(),
                            .slope = factor,
@@ -166,11 +192,12 @@ Blocks assign_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& sha
                              });
   for (jobs::BlockSum& block : blocks) {
     const at::Tensor all = block.partial.tensors[0];
-    const at::Tensor counts = all.narrow(0, num * dim, num + 1).to(at::kLong);
-    block.partial.tensors = {all.narrow(0, 0, num * dim).view({num, dim}), counts.narrow(0, 0, num),
-                             counts[num]};
+    const at::Tensor counts = all.narrow(0, num * dim, num);
+    block.partial.tensors = {all.narrow(0, 0, num * dim).view({num, dim}),
+                             rows.weighted() ? counts : counts.to(at::kLong),
+                             all[num * dim + num].to(at::kLong)};
   }
-  return blocks;
+  return weighed(std::move(blocks), rows, shards, place, most_shards(width));
 }
 
 Blocks distances_to(const at::Tensor& centres, const jobs::Shards& shards, int64_t place,
@@ -179,7 +206,7 @@ Blocks distances_to(const at::Tensor& centres, const jobs::Shards& shards, int64
   CudaSquares problem = problem_of(CudaSquares::Use::kLabels, rows, centres);
   problem.label = rows.labels();
   problem.squares = rows.squares();
-  return sum_of(problem, shards, place, most);
+  return sum_of(problem, rows, shards, place, most);
 }
 
 Blocks distances_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
@@ -189,10 +216,14 @@ Blocks distances_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& 
 
 Blocks batch_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards, int64_t place) {
   const at::Tensor &centres = parameters[0], &shift = parameters[1];
-  const at::Tensor x = jobs::whole_tensors(shards)[0].index_select(0, jobs::rows_of(shards, 0));
-  const jobs::ResidentData batch({x, at::empty({shards.size}, x.options()),
-                                  at::zeros({shards.size}, x.options().dtype(at::kInt)),
-                                  at::empty({shards.size}, x.options().dtype(at::kDouble))});
+  const at::Tensor index = jobs::rows_of(shards, 0);
+  const std::vector<at::Tensor> whole = jobs::whole_tensors(shards);
+  const at::Tensor x = whole[0].index_select(0, index);
+  std::vector<at::Tensor> tensors = {x, at::empty({shards.size}, x.options()),
+                                     at::zeros({shards.size}, x.options().dtype(at::kInt)),
+                                     at::empty({shards.size}, x.options().dtype(at::kDouble))};
+  if (whole.size() > 1) tensors.push_back(whole[1].index_select(0, index));
+  const jobs::ResidentData batch(std::move(tensors));
   const jobs::Shards all = batch.shards(shards.grain);
   norms_on_gpu({shift}, all, place);
   Blocks blocks = assign_on_gpu(parameters, all, place);
@@ -207,10 +238,12 @@ Blocks potentials_on_gpu(const jobs::Parameters& parameters, const jobs::Shards&
   const GpuRows rows(shards);
   CudaSquares problem = problem_of(CudaSquares::Use::kPotentials, rows, parameters[0]);
   problem.squares = rows.squares();
-  const int64_t width = parameters[0].size(0);
-  return add_on_gpu(
-      shards, place, width, most_shards(width),
-      [&](int64_t first, int64_t count, double* sums) { squares(problem, first, count, sums); });
+  const int64_t width = parameters[0].size(0), most = most_shards(width);
+  return weighed(add_on_gpu(shards, place, width, most,
+                            [&](int64_t first, int64_t count, double* sums) {
+                              squares(problem, first, count, sums);
+                            }),
+                 rows, shards, place, most);
 }
 
 Blocks include_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
@@ -225,10 +258,10 @@ Blocks include_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& sh
   const at::Tensor sums = at::zeros({all}, at::kDouble);
   sums.narrow(0, shards.begin / shards.grain, shards.count()).copy_(read(of_shard));
   Blocks blocks;
-  for (const auto& [first, count] : jobs::blocks_of(place, shards.count(), int64_t{1} << 62))
+  for (const auto& [first, count] : jobs::blocks_of(place, shards.count(), most_shards(1)))
     blocks.push_back({.first = first, .count = count});
-  blocks[0].partial = {{sums}, static_cast<double>(shards.size)};
-  return blocks;
+  blocks[0].partial.tensors = {sums};
+  return weighed(std::move(blocks), rows, shards, place, most_shards(1));
 }
 
 const jobs::BlockTaskRegistration kNormsOnGpu("kmeans.norms", at::kCUDA, norms_on_gpu,
