@@ -49,6 +49,7 @@ PARTS = {
         ["plan_gpu.py", "--models", "unet,gpt", "--sides", "eager,checkpoint,0.6,0.6a,peak", "--seconds", "170"],
         180,
     ),
+    "kmeans": Part("k-means on cores, the card and both", ["kmeans_gpu.py"], 90),
     "embedding": Part("embedding lookup and update", ["embedding_gpu.py", "--rounds", "3", "--dtypes", "fp32"], 60),
 }
 

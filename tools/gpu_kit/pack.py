@@ -25,6 +25,7 @@ BENCHMARKS = [
     "embedding_gpu",
     "fp8_gpu",
     "gpt_gpu",
+    "kmeans_gpu",
     "mx_gpu",
     "ops_gpu",
     "peer_gpt",
