@@ -55,8 +55,8 @@ class _Clusters(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
             The estimator itself.
 
         Raises:
-            ValueError: fewer rows than clusters, values that are not finite, weights that are negative, not finite, all
-                0 or of another length, or options that do not fit.
+            ValueError: fewer rows than clusters, values that are not finite, or options that do not fit. Also for
+                weights that are negative, not finite, all 0 or of another length.
 
         Warns:
             ConvergenceWarning: fewer than n_clusters clusters have rows, since fewer rows differ.
@@ -336,8 +336,7 @@ class MiniBatchKMeans(_Clusters):
     """K-means by mini-batches (Sculley 2010), for data that arrives in parts or is too large to read often.
 
     A centre is the mean of all rows for which it was the nearest centre so far. A centre that was never the nearest
-    stays where it started: there is no random reassignment as in scikit-learn (``reassignment_ratio=0`` there). Numbers
-    and bits are as in `KMeans`.
+    stays where it started. scikit-learn does so with ``reassignment_ratio=0``. Numbers and bits are as in `KMeans`.
 
     Args:
         n_clusters, init, executors, device: as in `KMeans`.
@@ -345,14 +344,14 @@ class MiniBatchKMeans(_Clusters):
         batch_size: rows per step, in a new random order after each pass. At most all rows.
         verbose: above 0: print the inertia of each step, after each run.
         random_state: seed or generator of initial centres and batches.
-        tol: stop when the centres' squared moves sum to at most ``tol`` times the mean variance of the columns; 0: never.
+        tol: stop when the centres' squared moves sum to at most ``tol`` times the mean variance of the columns.
         max_no_improvement: stop after this many steps without a lower smoothed inertia; None: never.
         n_init: runs from different initial centres; the run with the smallest inertia is kept. ``"auto"``: 3 runs for
             ``"random"`` and functions, else 1.
 
     Attributes:
-        cluster_centers_, labels_, inertia_, n_features_in_: as in `KMeans`. After `partial_fit`, labels and inertia are
-            of the last batch.
+        cluster_centers_, labels_, inertia_, n_features_in_: as in `KMeans`. After `partial_fit`, labels and inertia
+            cover the last batch.
         n_iter_: number of passes that `fit` began.
         n_steps_: number of steps.
     """

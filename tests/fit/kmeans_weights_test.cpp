@@ -77,7 +77,7 @@ TEST(KMeansWeights, AreRepeatedRowsOfAWholeRun) {
     EXPECT_TRUE(at::equal(repeated(a.labels, weights), b.labels));
     expect_near(a.inertia, b.inertia, 1e-10);
     EXPECT_EQ(a.counts.sum().item<int64_t>(), x.size(0)) << "counts are rows";
-    // A batch of all rows: their order is of no account.
+    // A batch of all rows: their order does not matter.
     const int64_t taken = ours.rows_with_weight().numel();
     const KMeansResult c =
         mini_batch(ours, start, {.batch = taken, .iterations = 7, .patience = 0});

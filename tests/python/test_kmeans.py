@@ -225,7 +225,10 @@ def test_executors_have_the_bits_of_threads():
         assert shared.inertia_ == alone.inertia_
         assert (shared.predict(x) == alone.labels_).all()
         assert shared.score(x, sample_weight=weights) == alone.score(x, sample_weight=weights)
-    assert (dovetail.KMeans(9, random_state=0, device="cpu").fit(x).labels_ == dovetail.KMeans(9, random_state=0).fit(x).labels_).all()
+    assert (
+        dovetail.KMeans(9, random_state=0, device="cpu").fit(x).labels_
+        == dovetail.KMeans(9, random_state=0).fit(x).labels_
+    ).all()
 
 
 def test_devices_and_executors_are_refused_by_name():

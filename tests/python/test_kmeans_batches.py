@@ -9,7 +9,6 @@ from sklearn import cluster
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from test_kmeans import clouds
 
-
 # scikit-learn's own estimators fail it, too: weights and repeated rows draw other initial centres.
 DRAWN = "check_sample_weight_equivalence_on_dense_data"
 

@@ -94,7 +94,7 @@ class KMeansCommand : public Command {
     table_.declare_workers(arguments);
     arguments
         .option("--out", "PATH", &out_,
-                "Folder of the run (runs/kmeans-<name of the file>); with predict the file of the "
+                "Folder of the run (runs/kmeans-<name of the file>). With predict: file of the "
                 "labels (predict-<name of the file>.csv in the run)")
         .completes(Completion::kFile);
     arguments.flag("--json", json_, "Print the result as JSON");

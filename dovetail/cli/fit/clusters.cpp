@@ -57,7 +57,7 @@ at::Tensor centres_by(const std::string& init, const data::Matrix& matrix, fit::
   user_check(start.x.size(0) == num_centres && start.x.size(1) == data.columns(),
              "--init: {} has {} rows of {} columns, not {} (--k) of {} (the data)", init,
              start.x.size(0), start.x.size(1), num_centres, data.columns());
-  return matrix.shifted(start.x.index_select(1, places_in(start, matrix.columns, "--init " + init)))
+  return matrix.shifted(start.x.index_select(1, places_in(start, matrix.columns, init)))
       .contiguous();
 }
 

@@ -125,7 +125,8 @@ UserError unexpected_word(const std::string& word, const std::string& command,
 
 /// Returns an error of the parser in the wording of Dovetail.
 std::string fault_of(const CLI::ParseError& error) {
-  const std::string text = error.what(), name = text.substr(0, text.find(": "));
+  std::string text = error.what();
+  const std::string name = text.substr(0, text.find(": "));
   const auto after = [&](std::string_view words) {
     return text.substr(text.rfind(words) + words.size());
   };

@@ -104,8 +104,8 @@ void join_classes(const std::vector<MatrixPart>& parts, Matrix& matrix,
     if (matrix.numeric_classes && value(a) != value(b)) return value(a) < value(b);
     return a < b;
   });
-  const auto [last, end] = std::ranges::unique(matrix.classes);
-  matrix.classes.erase(last, end);
+  matrix.classes.erase(std::unique(matrix.classes.begin(), matrix.classes.end()),
+                       matrix.classes.end());
   std::unordered_map<std::string, int64_t> place;
   for (const std::string& name : matrix.classes) place.emplace(name, std::ssize(place));
   for (const MatrixPart& part : parts) {
@@ -191,6 +191,7 @@ size_t find_column(const std::string& wanted, const std::string& option,
   size_t place = 0;
   if (parse_number(wanted, place) && place < names.size()) return place;
   std::vector<std::string> shown_names;
+  shown_names.reserve(names.size());
   for (const std::string& name : names) shown_names.push_back(printable(name));
   const std::string near = nearest_word(wanted, shown_names);
   throw UserError(fmt::format("{}: no column is named {}", option, printable(wanted)),
