@@ -343,8 +343,7 @@ void IncludePoints(const ClosestProblem& p, double* sums) {
       closest[i] = std::min(closest[i], square);
     });
     for (int64_t i = 0; i < count; ++i)
-      sum = p.weight == nullptr ? sum + closest[i]
-                                : std::fma(p.weight[begin + i], closest[i], sum);
+      sum = p.weight == nullptr ? sum + closest[i] : std::fma(p.weight[begin + i], closest[i], sum);
   };
   for_tiles(p, lower_tile, [&](int64_t piece) { sums[piece] = std::exchange(sum, 0.0); });
 }

@@ -52,8 +52,8 @@ class KMeansData {
   /// UserError that names its row and column.
   ///
   /// `weights` (N) float64, contiguous, on the CPU: weights of the rows. Undefined: no weights.
-  /// Throws UserError for another tensor, for a weight that is negative or not finite (with its
-  /// row), and if the sum is not within 1e-200 to 1e200.
+  /// Throws UserError for any other tensor. Throws UserError that names the row of a weight that is
+  /// negative or not finite. Throws UserError if the sum is not within 1e-200 to 1e200.
   explicit KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers = nullptr,
                       const at::Tensor& weights = {});
 
