@@ -3,14 +3,16 @@
 usage: ./dev bench kmeans_gpu [--rows N] [--columns N] [--clusters 5,64,1024] [--cores N] [--iterations N] [--out FILE]
 
 Each row is a run of `dovetail kmeans` from the first K rows, on the cores, on the GPU, and on both. The time of an
-iteration is the median after the first five, in which the scheduler finds the shares. `bound_ms` is the time to read
-the rows once at the card's measured bandwidth, or to multiply them on its TF32 tensor cores at 3 x 2 N D K FLOPs,
-whichever is longer. The TF32 rate is measured by a product of square matrices. PyTorch's side computes labels, sums and
+iteration is the median after the first five, in which the scheduler finds the shares. `bound_ms` is the longer of two
+times. One reads the rows once at the card's measured bandwidth. The other does 6 N D K FLOPs on TF32 tensor cores. The TF32 rate is measured by a product of square matrices. PyTorch's side computes labels, sums and
 counts by float32 products, TF32 allowed.
 
-Claims, on a GPU such as an H100 with 16 cores: at most 0.25, 0.6 and 3 ms on the GPU at K = 5, 64 and 1024; both at
-least 0.93 of the sum of both speeds where the slower side is at least a tenth of the faster; never more than 2 % slower
-than the better one alone; the same inertia to the bit. Exit code 1 if one does not hold, 2 without a GPU.
+Claims, on a GPU such as an H100 with 16 cores:
+- The GPU takes at most 0.25, 0.6 and 3 ms at K = 5, 64 and 1024.
+- Both have at least 0.93 of the sum of both speeds, unless one side is ten times as fast.
+- Both are at most 2 % slower than the better one alone.
+- The inertia has the same bits.
+Exit code 1 if a claim does not hold, 2 without a GPU.
 """
 
 import argparse

@@ -10,8 +10,8 @@ namespace {
 /// detect a changed machine.
 constexpr size_t kTimesKept = SpeedHistory::kChanged;
 
-/// Number of iterations after which a device without a share is measured again, and the part of the
-/// time since its last measurement that this may cost.
+/// Number of iterations after which a device without a share is measured again. This may cost a
+/// part kMeasureCost of the time since its last measurement.
 constexpr int64_t kMeasureAgain = 16;
 constexpr double kMeasureCost = 0.02;
 

@@ -64,6 +64,7 @@ ResidentData::ResidentData(std::vector<at::Tensor> tensors, int64_t first_row,
                    "{} rows on {} beside {} on {}", tensor.size(0), tensor.device().str(), rows_,
                    location_.str());
   std::vector<PlacedRows> placed;
+  placed.reserve(tensors.size());
   for (at::Tensor& tensor : tensors) placed.push_back({std::move(tensor)});
   const std::lock_guard lock(store().mutex);
   id_ = store().next++;

@@ -31,7 +31,7 @@ constexpr int kWarpLanes = 32;
 class Block {
  public:
   Block(int threads, std::function<void()> body) : body_(std::move(body)) {
-    static std::vector<std::vector<char>> stacks;  // of all blocks
+    static std::vector<std::vector<char>> stacks;  // shared by all blocks
     while (std::ssize(stacks) < threads) stacks.emplace_back(size_t{64} << 10);
     for (int i = 0; i < threads; ++i)
       fibers_.push_back(std::make_unique<Fiber>(stacks[static_cast<size_t>(i)]));

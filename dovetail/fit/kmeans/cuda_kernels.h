@@ -60,9 +60,9 @@ struct CudaKernels {
   void (*squares)(const CudaSquares& problem);
   void (*nearest)(const CudaAssign& problem);
   /// For `shards` shards from shard `first` of the rows on, sets a row of sums (shards, K D + K +
-  /// 1), where K is num_centres and D is dim. A row has the sums of the rows with each label (K,
-  /// D), the numbers of rows, or sums of their weights, with each label (K) and the number of
-  /// changed labels.
+  /// 1), where K is num_centres and D is dim. A row has three parts. The first has the sums of the
+  /// rows with each label (K, D). The second has their numbers, or the sums of their weights (K).
+  /// The last is the number of changed labels.
   void (*sums)(const CudaAssign& problem, int64_t first, int64_t shards, double* sums);
   /// Adds rows of sums (shards, width) along the tree of TreeSum (jobs/partial.h). Row 0 has the
   /// number `place` in the job. The sum of each block of blocks_of(place, shards, shards) replaces

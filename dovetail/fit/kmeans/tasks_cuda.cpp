@@ -9,7 +9,7 @@
 #include "dovetail/fit/kmeans/kmeans.h"
 #include "dovetail/jobs/task.h"
 
-/// Tasks of k-means on a GPU. Their parameters, data and partials are those of the CPU's tasks
+/// Tasks of k-means on a GPU. They have the parameters, data and partials of the CPU's tasks
 /// (tasks.cpp), with the same bits. Partials are on the CPU: each call reads the GPU once.
 namespace dovetail::fit {
 namespace {
@@ -57,9 +57,9 @@ int64_t most_shards(int64_t width) {
       std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(1, kSumsBytes / 8 / width))));
 }
 
-/// Adds sums of shards along the tree, for blocks of at most `most` shards. compute(first, count,
-/// sums) sets `sums` (count, width) to the sums of shards first to first + count - 1. The partials
-/// of the result hold one tensor (width) float64.
+/// Adds sums of shards along the tree, for blocks of at most `most` shards. The function `compute`
+/// gets (first, count, sums). It sets `sums` (count, width) to the sums of `count` shards from
+/// `first` on. The partials of the result hold one tensor (width) float64.
 template <class Compute>
 Blocks add_on_gpu(const jobs::Shards& shards, int64_t place, int64_t width, int64_t most,
                   const Compute& compute) {
@@ -112,8 +112,8 @@ CudaSquares problem_of(CudaSquares::Use use, const GpuRows& rows, const at::Tens
           .sums = nullptr};
 }
 
-/// Sets the weights of the partials, for blocks of at most `most` shards: numbers of rows, or sums
-/// of the rows' weights.
+/// Sets the weights of the partials, for blocks of at most `most` shards. A weight is a number
+/// of rows, or the sum of their weights.
 Blocks weighed(Blocks blocks, const GpuRows& rows, const jobs::Shards& shards, int64_t place,
                int64_t most) {
   Blocks weights;
