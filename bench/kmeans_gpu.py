@@ -4,8 +4,9 @@ usage: ./dev bench kmeans_gpu [--rows N] [--columns N] [--clusters 5,64,1024] [-
 
 Each row is a run of `dovetail kmeans` from the first K rows, on the cores, on the GPU, and on both. The time of an
 iteration is the median after the first five, in which the scheduler finds the shares. `bound_ms` is the longer of two
-times. One reads the rows once at the card's measured bandwidth. The other does 6 N D K FLOPs on TF32 tensor cores. The TF32 rate is measured by a product of square matrices. PyTorch's side computes labels, sums and
-counts by float32 products, TF32 allowed.
+times. One reads the rows once at the card's measured bandwidth. The other does 6 N D K FLOPs on TF32 tensor cores. The
+TF32 rate is measured by a product of square matrices. PyTorch's side computes labels, sums and counts by float32
+products, TF32 allowed.
 
 Claims, on a GPU such as an H100 with 16 cores:
 - The GPU takes at most 0.25, 0.6 and 3 ms at K = 5, 64 and 1024.

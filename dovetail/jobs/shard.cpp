@@ -34,14 +34,14 @@ struct Store {
     if (const auto found = data.find(id); found != data.end())
       std::swap(found->second.tensors.at(index), rows);
   }
-  /// Returns a tensor with all its rows on the device of its data.
-  at::Tensor gather(int64_t id, size_t index) {
+  /// Returns rows of a tensor, on the device of its data.
+  at::Tensor gather(const Shards& shards, size_t index) {
     const std::lock_guard lock(mutex);
-    const auto found = data.find(id);
-    DOVETAIL_CHECK(found != data.end(), "no resident data {}", id);
+    const auto found = data.find(shards.data);
+    DOVETAIL_CHECK(found != data.end(), "no resident data {}", shards.data);
     PlacedRows& rows = found->second.tensors.at(index);
-    rows = {rows.gathered()};
-    return rows.base;
+    if (!rows.pieces.empty()) rows = {rows.gathered()};
+    return rows.base.narrow(0, shards.begin - found->second.first_row, shards.size);
   }
 
   std::mutex mutex;
@@ -114,15 +114,13 @@ at::Tensor PlacedRows::gathered() const {
 
 std::vector<at::Tensor> rows_of(const Shards& shards) {
   std::vector<at::Tensor> rows;
-  for (size_t i = 0; i < store().find(shards.data).tensors.size(); ++i)
-    rows.push_back(rows_of(shards, i));
+  const size_t count = store().find(shards.data).tensors.size();
+  rows.reserve(count);
+  while (rows.size() < count) rows.push_back(rows_of(shards, rows.size()));
   return rows;
 }
 
-at::Tensor rows_of(const Shards& shards, size_t index) {
-  const int64_t first_row = store().find(shards.data).first_row;
-  return store().gather(shards.data, index).narrow(0, shards.begin - first_row, shards.size);
-}
+at::Tensor rows_of(const Shards& shards, size_t index) { return store().gather(shards, index); }
 
 std::vector<PlacedRows> placed_rows(const Shards& shards) {
   Entry entry = store().find(shards.data);

@@ -1,18 +1,10 @@
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAStream.h>
-
 #include "dovetail/embedding/cuda/launch.h"
+#include "dovetail/ops/cuda/on_stream.h"
 
 // Connects the launchers to torch's current stream, and turns their errors into torch's exceptions.
 
 namespace dovetail::embedding {
 namespace {
-
-template <class Problem, void (*launch)(const Problem&, cudaStream_t)>
-void on_stream(const Problem& problem) {
-  launch(problem, c10::cuda::getCurrentCUDAStream().stream());
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-}
 
 void update(const CudaUpdateProblem& problem, cudaStream_t stream) {
   C10_CUDA_CHECK(cuda::sort_occurrences(problem, stream));
@@ -24,9 +16,10 @@ void update(const CudaUpdateProblem& problem, cudaStream_t stream) {
 
 extern "C" const dovetail::embedding::CudaKernels* dovetail_embedding_cuda_kernels() {
   using namespace dovetail::embedding;
-  static const CudaKernels kernels = {.check = on_stream<CudaCheckProblem, cuda::check>,
-                                      .pool = on_stream<CudaPoolProblem, cuda::pool>,
+  using dovetail::ops::cuda::on_stream;
+  static const CudaKernels kernels = {.check = on_stream<cuda::check, const CudaCheckProblem&>,
+                                      .pool = on_stream<cuda::pool, const CudaPoolProblem&>,
                                       .update_scratch = cuda::sort_scratch,
-                                      .update = on_stream<CudaUpdateProblem, update>};
+                                      .update = on_stream<update, const CudaUpdateProblem&>};
   return &kernels;
 }

@@ -178,8 +178,9 @@ __global__ void __launch_bounds__(kTreeThreads)
 }
 
 // Nearest centres. Scores and their error bound are explained in scores_inl.h. The scalar product y
-// d of a score is the sum of three TF32 products. y is split into hi + lo, and d into hi' + lo'.
-// The products are hi hi', hi lo' and lo hi'. Errors, in units of u |y| |d| with u = 2^-24:
+// d of a score is the sum of three TF32 products. Both factors are split: y = hi + lo + rest and
+// d = hi' + lo' + rest. The products are hi hi', hi lo' and lo hi'. Errors, in units of u |y| |d|
+// with u = 2^-24:
 //   - the rest of y and d, and lo lo': 12.1 (each is at most 2^-22 |y| |d|, plus 0.1 for their
 //     products);
 //   - the sum hi hi': an instruction adds eight products and an accumulator. Tensor cores truncate,
@@ -188,10 +189,7 @@ __global__ void __launch_bounds__(kTreeThreads)
 //   - all other roundings that scores_inl.h counts: 8.
 // So a score has at most 2.3 D' + 21 roundings, where D' is D rounded up to kCudaDepth.
 
-double roundings_of(int64_t dim) {
-  const int64_t padded = (dim + kCudaDepth - 1) / kCudaDepth * kCudaDepth;
-  return 2.3 * static_cast<double>(padded) + 21;
-}
+double roundings_of(int64_t dim) { return 2.3 * static_cast<double>(padded_dim(dim)) + 21; }
 
 constexpr float kUnderflow = 1e-34f;  // upper bound of the error from products that underflow
 
@@ -209,13 +207,6 @@ Bound bound_of(int64_t dim) {
   const double g =
       roundings < 0.5 ? roundings / (1 - roundings) : std::numeric_limits<double>::infinity();
   return {g, static_cast<float>(2 * g * (1 + 4 * kUnit))};
-}
-
-int64_t padded_centres(const CudaAssign& p) {
-  return (p.num_centres + kCudaCentres - 1) / kCudaCentres * kCudaCentres;
-}
-int64_t padded_dim(const CudaAssign& p) {
-  return (p.dim + kCudaDepth - 1) / kCudaDepth * kCudaDepth;
 }
 
 /// One warp for each centre and for each column of the padding.
@@ -599,7 +590,7 @@ void squares(const CudaSquares& p, Stream stream) {
 
 void nearest(const CudaAssign& p, Stream stream) {
   const Bound bound = bound_of(p.dim);
-  const int64_t depth = padded_dim(p), stride = padded_centres(p);
+  const int64_t depth = padded_dim(p.dim), stride = padded_centres(p.num_centres);
   queue(pack_kernel, static_cast<unsigned>(stride), kWarp, stream, p, bound, depth, stride);
   queue(nearest_kernel, blocks_for(p.rows, kTileRows), kThreads, stream, p, bound,
         static_cast<int>(depth / kCudaDepth), static_cast<int>(stride / kCudaCentres));

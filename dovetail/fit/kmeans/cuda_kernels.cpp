@@ -6,20 +6,17 @@
 namespace dovetail::fit {
 namespace {
 
-const CudaKernels*& table() {
-  static const auto* kernels = ops::cuda_kernel_table<CudaKernels>(kCudaEntry);
-  return kernels;
-}
 const CudaKernels* given = nullptr;  // by use_cuda_kernels
 
 }  // namespace
 
 const CudaKernels& cuda_kernels() {
   if (given != nullptr) return *given;
-  user_check(table() != nullptr,
+  static const auto* const kernels = ops::cuda_kernel_table<CudaKernels>(kCudaEntry);
+  user_check(kernels != nullptr,
              "kmeans: this build has no GPU kernels; build where nvcc is found, or use CPU "
              "executors");
-  return *table();
+  return *kernels;
 }
 
 void use_cuda_kernels(const CudaKernels& kernels) { given = &kernels; }

@@ -52,8 +52,14 @@ struct CudaAssign {
   float* limit;            ///< (rows): a centre with a higher score is not the nearest
   uint32_t* num_doubtful;  ///< one element
 };
-/// `packed` has dim rounded up to the first number, and num_centres rounded up to the second one.
 inline constexpr int64_t kCudaDepth = 16, kCudaCentres = 64;
+/// Returns dim and num_centres as `packed` has them.
+constexpr int64_t padded_dim(int64_t dim) {
+  return (dim + kCudaDepth - 1) / kCudaDepth * kCudaDepth;
+}
+constexpr int64_t padded_centres(int64_t num_centres) {
+  return (num_centres + kCudaCentres - 1) / kCudaCentres * kCudaCentres;
+}
 
 /// Table of k-means kernels. They queue work on torch's current stream.
 struct CudaKernels {

@@ -158,8 +158,7 @@ Blocks assign_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& sha
   const GpuRows rows(shards);
   const at::Tensor &centres = parameters[0], &shift = parameters[1];
   const int64_t num = centres.size(0), dim = centres.size(1);
-  const int64_t stride = (num + kCudaCentres - 1) / kCudaCentres * kCudaCentres,
-                depth = (dim + kCudaDepth - 1) / kCudaDepth * kCudaDepth;
+  const int64_t stride = padded_centres(num), depth = padded_dim(dim);
   const at::Tensor fresh = rows.empty({shards.size}, at::kInt),
                    packed = rows.empty({depth, stride}, at::kFloat),
                    factors = rows.empty({3, stride}, at::kFloat),
