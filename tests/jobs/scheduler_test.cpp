@@ -145,6 +145,7 @@ TEST(Scheduler, CountsEveryShardOnceWhateverHappens) {
 TEST(Scheduler, SharesBySpeedAndEndsWithinAShardOfTheBestPartition) {
   const std::vector<Speed> truth = {{0, 1e-4}, {0, 3e-4}, {0, 7e-4}};
   std::vector<DeviceCost> costs;
+  costs.reserve(truth.size());
   for (const Speed& speed : truth) costs.push_back({speed.start_s, speed.row_s});
   const double best = partition(60 * 100, costs, 100).seconds;
   for (const SharePolicy policy : {SharePolicy::kAffine, SharePolicy::kStealing}) {
@@ -275,9 +276,10 @@ TEST(Scheduler, FindsTheSplitOfARealMachineInThreeIterations) {
     double best = std::min(cores_s, gpu_s);
     for (int64_t gpu = 1; gpu < kShards; ++gpu) {
       const double shard_s = world.truth[0].row_s * kGrain;
-      const auto rounds = static_cast<double>((kShards - gpu + 7) / 8);
-      best = std::min(best, std::max(rounds * shard_s, kStart + world.truth[1].row_s * kGrain *
-                                                                    static_cast<double>(gpu)));
+      const int64_t rounds = (kShards - gpu + 7) / 8;
+      best = std::min(best,
+                      std::max(static_cast<double>(rounds) * shard_s,
+                               kStart + world.truth[1].row_s * kGrain * static_cast<double>(gpu)));
     }
     EXPECT_LT(seconds, 1.05 * best) << cores_s << " s and " << gpu_s << " s";
     EXPECT_LT(best, 0.9 * std::min(cores_s, gpu_s)) << "sharing gains nothing";

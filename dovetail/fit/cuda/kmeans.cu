@@ -83,10 +83,16 @@ __device__ void squared_distances(const float* row, const double* const (&point)
 
 using Use = CudaSquares::Use;
 
+/// Sums of a shard for kCount points.
+template <Use kUse, int kCount>
+constexpr int kSumsFor = 1;
+template <int kCount>
+constexpr int kSumsFor<Use::kPotentials, kCount> = kCount;
+
 /// One block for each shard. Points are taken kCount at a time.
 template <Use kUse, int kCount>
 __global__ void __launch_bounds__(kThreads) squares_kernel(CudaSquares p) {
-  constexpr int kSums = kUse == Use::kPotentials ? kCount : 1;
+  constexpr int kSums = kSumsFor<kUse, kCount>;
   __shared__ double terms[kSums][kShard];
   const int64_t first = int64_t{blockIdx.x} * kShard;
   const int rows = static_cast<int>(p.rows - first < kShard ? p.rows - first : kShard);
