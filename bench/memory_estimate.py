@@ -81,7 +81,7 @@ def write_rows(path: pathlib.Path) -> None:
             out.write(f"{draw.randrange(2)}\t{draw.gauss(20, 5):.3f}\t{ids}\n")
 
 
-def memory_of(folder: pathlib.Path, config: str, precision: str, changes: dict, every_steps: int) -> dict:
+def memory_of(folder: pathlib.Path, config: str, precision: str, changes: dict, every_steps: int | str) -> dict:
     """machine.json's "memory" of a run of a few steps."""
     source = (
         {"rows.files": f'["{folder}/rows.tsv"]'}
@@ -121,7 +121,7 @@ def measure(folder: pathlib.Path) -> list[dict]:
     print(f"{'MB':26}{'estimate':>9}{'measured':>9}{'ratio':>7}   {'saving each step':>18}{'measured':>9}")
     for name, config, precision, changes in MODELS:
         memory_of(folder, config, precision, changes, 0)  # prepares the text
-        end, each = (memory_of(folder, config, precision, changes, every) for every in (0, 1))
+        end, each = (memory_of(folder, config, precision, changes, every) for every in ("end", 1))
         result = {
             "model": name,
             "estimate_bytes": end["estimate_bytes"],

@@ -40,7 +40,7 @@ micro_batch = 4
 [optimizer]
 lr = 1e-3
 [checkpoint]
-every_steps = 0
+every_steps = "end"
 [eval]
 every_steps = 0
 [log]

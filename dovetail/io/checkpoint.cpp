@@ -246,7 +246,9 @@ StreamedTensors& CheckpointFolder::begin(int64_t step, CheckpointKind kind) {
   } catch (const UserError& error) {
     throw state_->not_written(step, error.what());
   }
-  return state_->streamed.emplace(state_->partial_of(step), step);
+  return state_->streamed.emplace(
+      state_->partial_of(step), step,
+      state_->options.beside_training ? state_->options.copied_bytes : 0);
 }
 
 void CheckpointFolder::save(Snapshot snapshot) {

@@ -64,6 +64,9 @@ class CheckpointFolder {
     /// True: a save copies the tensors, and training continues while they are written. False: a
     /// save takes no memory for copies, and returns when it is written.
     bool beside_training = true;
+    /// With beside_training: maximum memory for copies of streamed rows. Rows beyond it are copied
+    /// when earlier ones are written.
+    int64_t copied_bytes = int64_t{16} << 20;
   };
   /// The constructor does not create `folder`; the first save does.
   CheckpointFolder(std::filesystem::path folder, Options options);
@@ -78,7 +81,8 @@ class CheckpointFolder {
 
   /// Begins a save with tensors that are too large to copy. The caller first writes these tensors
   /// block by block to the returned object. It then calls `save` for the same step, with all
-  /// other tensors. Without large tensors, call only `save`.
+  /// other tensors. Without large tensors, call only `save`. With Options::beside_training, blocks
+  /// are copied and a thread writes them.
   ///
   /// Waits if another save is in progress, and throws the error of that save if it failed. A delta
   /// builds on the previous save of this process. `save` throws if a tensor of the returned

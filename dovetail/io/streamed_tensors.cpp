@@ -22,27 +22,34 @@ bool all_finite(const at::Tensor& tensor) {
   return std::isfinite(low.item<double>()) && std::isfinite(high.item<double>());
 }
 
-/// Failure of the tensors, not of the disk.
-struct NotFinite : UserError {
-  using UserError::UserError;
-};
-
 }  // namespace
 
 void check_finite(const std::string& name, const at::Tensor& tensor, int64_t step) {
   if (all_finite(tensor)) return;
-  throw NotFinite(
+  throw UserError(
       fmt::format("checkpoint of step {} refused: '{}' has a NaN or an infinity", step, name),
       "the run has diverged; go on from the last checkpoint, with a lower learning rate or "
       "clipping");
 }
 
-StreamedTensors::StreamedTensors(std::filesystem::path folder, int64_t step)
-    : folder_(std::move(folder)), step_(step) {}
+StreamedTensors::StreamedTensors(std::filesystem::path folder, int64_t step, int64_t copied_bytes)
+    : folder_(std::move(folder)), step_(step), queue_(copied_bytes) {}
 
-void StreamedTensors::begin(const std::vector<StreamedTensor>& tensors) try {
+template <class Work>
+void StreamedTensors::attempt(const Work& work) try {
+  if (failure_ == nullptr) work();
+} catch (...) {
+  failure_ = std::current_exception();
+}
+
+void StreamedTensors::begin(const std::vector<StreamedTensor>& tensors) {
+  names_.clear();
+  for (const StreamedTensor& tensor : tensors) names_.push_back(tensor.name);
+  queue_.push(0, [this, tensors] { attempt([&] { open_files(tensors); }); });
+}
+
+void StreamedTensors::open_files(const std::vector<StreamedTensor>& tensors) {
   close();
-  if (failed()) return;
   for (const StreamedTensor& tensor : tensors) {
     const std::string file = fmt::format("rows-{:05}.safetensors", ++count_);
     open_.push_back({.name = tensor.name,
@@ -51,26 +58,37 @@ void StreamedTensors::begin(const std::vector<StreamedTensor>& tensors) try {
                                                                    tensor.dtype, tensor.shape)});
     if (!tensor.rows.empty()) rows_of_[tensor.name] = tensor.rows;
   }
-} catch (const UserError&) {
-  failure_ = std::current_exception();
 }
 
-void StreamedTensors::append(const std::vector<at::Tensor>& rows) try {
-  if (failed()) return;
-  DOVETAIL_CHECK(rows.size() == open_.size(), "checkpoint: {} blocks for {} tensors", rows.size(),
-                 open_.size());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    check_finite(open_[i].name, rows[i], step_);
-    open_[i].stream->append(rows[i]);
+void StreamedTensors::append(const std::vector<at::Tensor>& rows) {
+  if (not_finite_ != nullptr) return;
+  DOVETAIL_CHECK(rows.size() == names_.size(), "checkpoint: {} blocks for {} tensors", rows.size(),
+                 names_.size());
+  try {
+    for (size_t i = 0; i < rows.size(); ++i) check_finite(names_[i], rows[i], step_);
+  } catch (const UserError&) {
+    not_finite_ = std::current_exception();
+    return;
   }
-} catch (const UserError&) {
-  failure_ = std::current_exception();
+  std::vector<at::Tensor> blocks = rows;
+  int64_t bytes = 0;
+  for (at::Tensor& block : blocks) {
+    // A block may be a view of rows that the next step changes.
+    if (queue_.beside()) block = block.clone(at::MemoryFormat::Contiguous);
+    bytes += static_cast<int64_t>(block.nbytes());
+  }
+  if (bytes == 0) return;
+  queue_.push(bytes, [this, blocks = std::move(blocks)] {
+    attempt([&] {
+      for (size_t i = 0; i < blocks.size(); ++i) open_[i].stream->append(blocks[i]);
+    });
+  });
 }
 
 /// Syncs the open files on a thread, after the previous ones. So few files are open at a time.
 void StreamedTensors::close() {
   if (closing_.valid()) std::ranges::move(closing_.get(), std::back_inserter(files_));
-  if (open_.empty() || failed()) return;
+  if (open_.empty()) return;
   closing_ = std::async(std::launch::async, [open = std::exchange(open_, {})] {
     std::vector<ManifestFile> files;
     for (const Open& tensor : open) {
@@ -81,16 +99,13 @@ void StreamedTensors::close() {
   });
 }
 
-void StreamedTensors::check() const try {
-  if (failed()) std::rethrow_exception(failure_);
-} catch (const NotFinite&) {
-  throw;
-} catch (const UserError&) {
-  return;
+void StreamedTensors::check() const {
+  if (not_finite_ != nullptr) std::rethrow_exception(not_finite_);
 }
 
 void StreamedTensors::finish(CheckpointManifest& manifest) {
-  if (failed()) std::rethrow_exception(failure_);
+  queue_.wait();
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
   close();  // starts to sync the files of the last tables
   close();  // waits for them
   std::ranges::move(files_, std::back_inserter(manifest.files));

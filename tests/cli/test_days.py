@@ -34,7 +34,7 @@ batch = 16
 [schedule]
 decay = "constant"
 [checkpoint]
-every_steps = 0
+every_steps = "end"
 [log]
 tensorboard = false
 """

@@ -354,7 +354,7 @@ ENTRIES = {
             "embedding.warmup_steps": ("9",),
             "embedding.refresh_steps": ("9",),
             "embedding.step_rows": ("9",),
-            "checkpoint.full_every": ("2", "checkpoint.every_steps=0"),
+            "checkpoint.full_every": ("2", "checkpoint.every_steps=end"),
             "log.tables_every": ("5",),
             **{
                 f"embedding.dynamic.{key}": (value, sparse(HASHED))
@@ -599,6 +599,8 @@ OTHERS = [
         ["recommender.model=dien", SEQUENCES, "recommender.auxiliary_weight=0", "recommender.auxiliary=[9]"],
         "recommender.auxiliary",
     ),
+    ("gpt", ["checkpoint.every_steps=0", "checkpoint.keep=2"], "checkpoint.keep"),
+    ("rows", ["checkpoint.every_steps=0", "checkpoint.full_every=2"], "checkpoint.full_every"),
     ("rows", ["embedding.lr=0.5", override('{tables="*",lr=0.1}')], "embedding.lr"),
     ("rows", ["embedding.optimizer=sgd", override('{tables="*",optimizer="adam"}')], "embedding.optimizer"),
     ("rows", ["embedding.weight_decay=1.0", override('{tables="*",weight_decay=0.5}')], "embedding.weight_decay"),

@@ -21,7 +21,7 @@ def test_the_estimate_is_within_15_percent_of_what_the_run_takes(tmp_path, model
     make_workspace(tmp_path)
     settings = {f"model.{key}": value for key, value in GPT.items()}
     settings |= {"train.batch": 16, "train.steps": 3, "schedule.warmup_steps": 1, "eval.every_steps": 2}
-    settings |= {"checkpoint.every_steps": 0} | MODELS[model]
+    settings |= {"checkpoint.every_steps": "end"} | MODELS[model]
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     dovetail("train", "run.toml", "--quiet", *words, folder=tmp_path)
     memory = json.loads((tmp_path / "runs/tiny/machine.json").read_text())["memory"]

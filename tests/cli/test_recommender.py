@@ -79,7 +79,7 @@ override = [{ tables = ["item", "user"], optimizer = "adam", lr = 0.02 }]
 steps = 30
 batch = 64
 [checkpoint]
-every_steps = 0
+every_steps = "end"
 [eval]
 every_steps = 0
 [log]

@@ -246,7 +246,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, data, model):
 @pytest.mark.parametrize("model", ["unet", "vgg16", "resnet50"])
 def test_a_memory_budget_changes_no_bit(tmp_path, data, model):
     folder = workspace(tmp_path, data, model)
-    settings = ("train.steps=12", "checkpoint.every_steps=0", "vision.height=64", "vision.width=64")
+    settings = ("train.steps=12", "checkpoint.every_steps=end", "vision.height=64", "vision.width=64")
     free = train(folder, "free", *settings)
     budget = "0.9x" if model == "vgg16" else "0.85x"
     held = train(folder, "held", *settings, f"memory.budget={budget}", "memory.solve_s=3")
@@ -260,14 +260,14 @@ def test_a_budget_includes_the_batches_that_are_decoded(tmp_path, data):
     """Three batches take 90 MiB. The process may exceed the budget by 64 MiB."""
     folder = workspace(tmp_path, data, "unet")
     settings = ("vision.height=256", "vision.width=256", "train.batch=24", "train.micro_batch=4", "train.steps=9")
-    train(folder, "run", *settings, "memory.budget=220MiB", "memory.solve_s=2", "checkpoint.every_steps=0")
+    train(folder, "run", *settings, "memory.budget=220MiB", "memory.solve_s=2", "checkpoint.every_steps=end")
     machine = json.loads((folder / "run" / "machine.json").read_text())
     assert machine["memory"]["peak_bytes"] <= (220 + 64) << 20
 
 
 def test_other_algorithms_differ_by_rounding_alone(tmp_path, data):
     folder = workspace(tmp_path, data, "unet")
-    settings = ("train.steps=12", "checkpoint.every_steps=0", "vision.height=64", "vision.width=64")
+    settings = ("train.steps=12", "checkpoint.every_steps=end", "vision.height=64", "vision.width=64")
     free = train(folder, "free", *settings)
     allowed = ('memory.allow=["recompute", "algorithms"]', "memory.budget=0.85x", "memory.solve_s=3")
     held = train(folder, "held", *settings, *allowed)
@@ -317,7 +317,7 @@ def test_the_largest_batch_within_a_budget_trains_and_one_more_does_not(tmp_path
     assert found["key"] == "train.batch"
     largest = found["largest"]
     assert largest > 8 and found["fits"]
-    settings = (budget, "memory.solve_s=5", "train.steps=10", "checkpoint.every_steps=0")
+    settings = (budget, "memory.solve_s=5", "train.steps=10", "checkpoint.every_steps=end")
     train(folder, "fits", f"train.batch={largest}", *settings)
     words = ["train", "run.toml", "--set", "run.folder=over", "--set", f"train.batch={largest + 1}"]
     for setting in settings:

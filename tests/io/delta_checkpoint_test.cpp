@@ -195,6 +195,28 @@ TEST_F(DeltaCheckpoint, StreamedTensorsAreTheFilesOfTensorsAtOnce) {
   EXPECT_EQ(sha256_of_file(path_of(2) / "rows-00001.safetensors"), whole);
 }
 
+/// Blocks are views of one tensor, which changes while a thread writes them.
+TEST_F(DeltaCheckpoint, TrainingMayChangeRowsWhileTheyAreWritten) {
+  for (const bool beside_training : {true, false}) {
+    CheckpointFolder checkpoints(folder_, {.beside_training = beside_training});
+    StreamedTensors& to = checkpoints.begin(2, CheckpointKind::kFull);
+    constexpr int64_t kBlocks = 200, kBlockRows = 5000;
+    to.begin({{"t.weight", at::kFloat, {kBlocks * kBlockRows, 4}}});
+    at::Tensor rows = at::empty({kBlockRows, 4});
+    for (int64_t block = 0; block < kBlocks; ++block) to.append({rows.fill_(block)});
+    rows.fill_(-1);
+    checkpoints.save({.step = 2});
+    checkpoints.wait();
+    const at::Tensor expected = at::arange(kBlocks)
+                                    .repeat_interleave(kBlockRows)
+                                    .to(at::kFloat)
+                                    .unsqueeze(1)
+                                    .expand({-1, 4});
+    EXPECT_TRUE(at::equal(read_checkpoint(path_of(2)).tensors.at("t.weight"), expected))
+        << beside_training;
+  }
+}
+
 TEST_F(DeltaCheckpoint, KeepsWhatAKeptOneBuildsOn) {
   CheckpointFolder checkpoints(folder_, {.keep = 1});
   save(checkpoints, 2);

@@ -62,7 +62,7 @@ class Clicks {
     config.optimizer.weight_decay = 0;
     config.train.steps = 200;
     config.train.batch = 128;
-    config.checkpoint.every_steps = 0;
+    config.checkpoint.every_steps = train::CheckpointSection::kEnd;
     config.eval.every_steps = 100;
     config.log.tensorboard = false;
     return config;

@@ -54,7 +54,7 @@ class TinyRun {
     config.train.steps = 12;
     config.train.batch = 4;
     config.precision.recipe = "fp32";
-    config.checkpoint.every_steps = 0;
+    config.checkpoint.every_steps = train::CheckpointSection::kEnd;
     config.eval.every_steps = 0;
     config.log.tensorboard = false;
     return config;

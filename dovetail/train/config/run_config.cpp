@@ -309,9 +309,12 @@ void MemorySection::describe(Section& s) {
 }
 
 void CheckpointSection::describe(Section& s) {
-  s.value("every_steps", every_steps, "Steps between checkpoints; 0: only at the end")
+  s.value("every_steps", every_steps,
+          "Steps between checkpoints; the last step is saved as well. end: only the last step. 0: "
+          "no checkpoint, so the run cannot be resumed, measured or exported")
       .unit("steps")
-      .range(0, kManySteps);
+      .range(0, kManySteps)
+      .word("end", kEnd);
   s.value("keep", keep,
           "Newest checkpoints to keep, in addition to the checkpoints that they build on")
       .range(1, 1e6);

@@ -132,7 +132,9 @@ struct MemorySection {
 
 /// Section [checkpoint]: checkpoints in the run's folder.
 struct CheckpointSection {
-  int64_t every_steps = 500;  ///< steps between checkpoints; 0: only at the end
+  static constexpr int64_t kEnd = -1;  ///< stands for `every_steps` = "end" in the config file
+  /// Steps between checkpoints. The last step is saved as well. kEnd: only the last step. 0: none.
+  int64_t every_steps = 500;
   /// Number of newest checkpoints that stay in the run's folder. Checkpoints that they build on
   /// stay, too.
   int64_t keep = 3;

@@ -30,12 +30,18 @@ Names names_of(const embedding::TableSpec& table) {
   return {.weight = prefix + "weight", .state = prefix + "state", .rows = prefix + "rows"};
 }
 
-int64_t rows_at_once(const embedding::PackSpec& spec, int64_t t) {
+/// Maximum number of blocks of a table that are searched at once for marked rows.
+constexpr int64_t kBlocksSearched = 16;
+
+/// Returns the bytes of a row and its state.
+int64_t record_bytes(const embedding::PackSpec& spec, int64_t t) {
   const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
-  const int64_t state_bytes =
-      embedding::state_per_row(spec, t) * static_cast<int64_t>(sizeof(float));
-  return std::max<int64_t>(
-      1, kBlockBytes / (embedding::row_bytes(spec.row_dtype, table.dim) + state_bytes));
+  return embedding::row_bytes(spec.row_dtype, table.dim) +
+         embedding::state_per_row(spec, t) * static_cast<int64_t>(sizeof(float));
+}
+
+int64_t rows_at_once(const embedding::PackSpec& spec, int64_t t) {
+  return std::max<int64_t>(1, kBlockBytes / record_bytes(spec, t));
 }
 
 /// Returns the tensors that store `rows` rows of a table.
@@ -147,12 +153,17 @@ void save_tables(const embedding::DistributedTables& tables, io::CheckpointKind 
     auto which = kind == io::CheckpointKind::kFull ? embedding::RowSet::kUpdated
                                                    : embedding::RowSet::kChanged;
     int64_t rows = tables.num_rows(t, which);
-    if (which == embedding::RowSet::kUpdated && 2 * rows >= table.rows) {
+    const int64_t bytes = record_bytes(spec, t),
+                  numbered_bytes = bytes + static_cast<int64_t>(sizeof(int64_t));
+    if (which == embedding::RowSet::kUpdated && rows * numbered_bytes >= table.rows * bytes) {
       which = embedding::RowSet::kAll;
       rows = table.rows;
     }
     if (to != nullptr) to->begin(tensors_of(spec, t, which, rows));
-    const int64_t block = rows_at_once(spec, t);
+    // Few marked rows are usually far apart, so that a block of them spans many rows.
+    const int64_t block =
+        rows_at_once(spec, t) *
+        std::clamp<int64_t>(table.rows / std::max<int64_t>(1, rows), 1, kBlocksSearched);
     for (int64_t first = 0; first < table.rows; first += block) {
       const embedding::TableRows found =
           tables.read_rows(t, first, std::min(block, table.rows - first), which);

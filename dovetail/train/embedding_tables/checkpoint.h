@@ -19,8 +19,8 @@ namespace dovetail::train {
 /// If "embedding.<table>.rows" exists, `weight` and `state` have n rows. Rows that are not stored:
 ///
 /// - In a delta (io::CheckpointKind): rows that did not change since the previous checkpoint.
-/// - In a full checkpoint: rows that were never updated. They still have their initial values. If
-///   at least half of all rows were updated, all rows are stored.
+/// - In a full checkpoint: rows that were never updated. They still have their initial values. All
+///   rows are stored if this takes no more bytes than the updated rows with their numbers.
 bool is_of_table(const std::string& tensor);
 
 /// Writes the tables with a fixed vocabulary to a checkpoint, block by block. Hashed tables have

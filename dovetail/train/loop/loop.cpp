@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -16,6 +17,15 @@
 #include "dovetail/train/run/stop.h"
 
 namespace dovetail::train {
+namespace {
+
+/// Returns the memory for copies of table rows that wait to be written to a checkpoint.
+int64_t copied_bytes(const ResolvedRun& run) {
+  return std::clamp(static_cast<int64_t>(run.available_bytes) / run.local_ranks / 16,
+                    int64_t{32} << 20, int64_t{1} << 30);
+}
+
+}  // namespace
 
 TrainingLoop::TrainingLoop(const ResolvedRun& run, std::shared_ptr<comm::Group> group,
                            RunState state)
@@ -30,7 +40,8 @@ void TrainingLoop::open_output(RunFolder& folder, bool quiet) {
   output_.emplace(folder, config(), state_.step, total_steps_, quiet);
   checkpoints_.emplace(folder.checkpoints(), io::CheckpointFolder::Options{
                                                  .keep = config().checkpoint.keep,
-                                                 .beside_training = run_.copies_for_checkpoints()});
+                                                 .beside_training = run_.copies_for_checkpoints(),
+                                                 .copied_bytes = copied_bytes(run_)});
 }
 
 void TrainingLoop::run() {
@@ -159,7 +170,8 @@ plan::PlannedStep::Options TrainingLoop::memory_options(
 
 void TrainingLoop::save_if_due(bool stopping, StepTimings& timings) {
   const int64_t every = config().checkpoint.every_steps;
-  const bool due = stopping || complete() || (every > 0 && state_.step % every == 0);
+  const bool due =
+      every != 0 && (stopping || complete() || (every > 0 && state_.step % every == 0));
   if (!due) return;
   const double begin_s = now_seconds();
   std::map<std::string, at::Tensor> tensors = checkpoint_tensors();

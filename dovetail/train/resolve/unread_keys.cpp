@@ -127,10 +127,14 @@ void check_sections(const RunConfig& given) {
 }
 
 void check_effects(const RunConfig& config) {
-  const CheckpointSection checkpoint;
-  check_unread(
-      config.checkpoint.every_steps == 0 && config.checkpoint.full_every != checkpoint.full_every,
-      "checkpoint.full_every", "checkpoint.every_steps = 0: the checkpoint at the end is full");
+  const CheckpointSection none, &checkpoint = config.checkpoint;
+  check_unread(checkpoint.every_steps == 0 && checkpoint.keep != none.keep, "checkpoint.keep",
+               "checkpoint.every_steps = 0: there is no checkpoint");
+  check_unread(checkpoint.every_steps <= 0 && checkpoint.full_every != none.full_every,
+               "checkpoint.full_every",
+               checkpoint.every_steps == 0
+                   ? "checkpoint.every_steps = 0: there is no checkpoint"
+                   : "checkpoint.every_steps = \"end\": the checkpoint at the end is full");
   check_logs(config);
   check_evaluations(config);
   user_check(config.kind() != RunKind::kRecommender || pools(config) ||

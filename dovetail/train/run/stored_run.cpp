@@ -40,9 +40,10 @@ StoredRun read_run_or_checkpoint(const std::filesystem::path& path) {
       return stored_run(std::move(snapshot), checkpoint);
     }
   }
-  throw UserError(fmt::format("{} holds no checkpoint", path.string()),
-                  "give a run's folder (runs/<name>) or one of its checkpoints. A run saves the "
-                  "first one after checkpoint.every_steps steps or when it ends");
+  throw UserError(
+      fmt::format("{} holds no checkpoint", path.string()),
+      "give a run's folder (runs/<name>) or one of its checkpoints. A run saves the "
+      "first one after checkpoint.every_steps steps or when it ends, and none if that key is 0");
 }
 
 }  // namespace dovetail::train
