@@ -56,8 +56,10 @@ class Oracle {
       slots_[s].used = false;
     }
     const int64_t since = step_ - options_.warmup_steps;
-    if (options_.policy == TierPolicy::kHot && since >= 0 && since % options_.refresh_steps == 0)
-      choose();
+    const bool due = since >= 0 && since % options_.refresh_steps == 0;
+    if (options_.policy != TierPolicy::kHot) return passed;
+    if (due && rows_left_ == 0 && first_examined_ == 0) choose();
+    go_on();
     return passed;
   }
 
@@ -95,17 +97,33 @@ class Oracle {
       const Slot& slot = slots_[static_cast<size_t>(s)];
       if (slot.used) continue;
       if (options_.policy == TierPolicy::kHot) {
-        if (hot_.contains(row) && !hot_.contains(slot.row)) best = s;
+        if (s >= first_examined_ && hot_.contains(row) && !hot_.contains(slot.row)) best = s;
       } else if (best < 0 || slot.rank < slots_[static_cast<size_t>(best)].rank) {
         best = s;
       }
     }
     if (best >= 0) return best;
-    for (int64_t s = options_.fast_rows;; ++s)
+    for (int64_t s = options_.fast_rows; s < std::ssize(slots_); ++s)
       if (slots_[static_cast<size_t>(s)].row < 0) return s;
+    for (int64_t s = options_.fast_rows - 1;; --s)
+      if (!slots_[static_cast<size_t>(s)].used) return s;
+  }
+
+  /// Examines rows of a choice, then slots.
+  void go_on() {
+    if (rows_left_ > 0) {
+      rows_left_ = std::max<int64_t>(0, rows_left_ - options_.sweep_rows);
+      if (rows_left_ > 0) return;
+      hot_ = next_hot_;
+      first_examined_ = 0;
+      for (int64_t s = 0; s < options_.fast_rows; ++s)
+        if (slots_[static_cast<size_t>(s)].row >= 0) first_examined_ = s + 1;
+    }
+    first_examined_ = std::max<int64_t>(0, first_examined_ - options_.sweep_rows / 16);
   }
 
   void choose() {
+    rows_left_ = options_.rows;
     std::vector<std::pair<int64_t, int64_t>> order;
     counted = counted_hot = 0;
     for (auto& [row, count] : counts_) {
@@ -114,9 +132,9 @@ class Oracle {
     }
     std::sort(order.begin(), order.end());
     order.resize(std::min(order.size(), static_cast<size_t>(options_.fast_rows)));
-    hot_.clear();
+    next_hot_.clear();
     for (const auto& [count, row] : order) {
-      hot_.insert(row);
+      next_hot_.insert(row);
       counted_hot -= count;
     }
     for (auto& [row, count] : counts_) count /= 2;
@@ -125,8 +143,8 @@ class Oracle {
   RowCacheOptions options_;
   std::vector<Slot> slots_;
   std::map<int64_t, int64_t> counts_;
-  std::set<int64_t> hot_;
-  int64_t step_ = 0;
+  std::set<int64_t> hot_, next_hot_;
+  int64_t step_ = 0, rows_left_ = 0, first_examined_ = 0;
 };
 
 /// Returns ids: few rows often, drifting over time, and many seldom.
@@ -141,47 +159,98 @@ std::vector<int64_t> skewed_ids(int64_t step, int64_t count, int64_t rows) {
   return ids;
 }
 
+/// Compares 200 steps of 60 ids. Each id occurs `times` times.
+void expect_like_oracle(const RowCacheOptions& options, int64_t times = 1) {
+  RowCache cache(options);
+  Oracle oracle(options);
+  for (int64_t step = 1; step <= 200; ++step) {
+    std::vector<int64_t> ids;
+    for (const int64_t id : skewed_ids(step, 60, options.rows))
+      ids.insert(ids.end(), static_cast<size_t>(times), id);
+    std::vector<int64_t> slots(ids.size());
+    std::vector<RowMove> moves, expected, passed;
+    // Uses two ranges, as for two features.
+    cache.begin({{ids.data(), slots.data(), 23},
+                 {ids.data() + 23, slots.data() + 23, std::ssize(ids) - 23}},
+                "t", moves);
+    ASSERT_EQ(slots, oracle.begin(ids, expected)) << "step " << step;
+    ASSERT_EQ(moves.size(), expected.size());
+    for (size_t i = 0; i < moves.size(); ++i) {
+      EXPECT_EQ(moves[i].slot, expected[i].slot);
+      EXPECT_EQ(moves[i].row, expected[i].row);
+      EXPECT_EQ(moves[i].evicted, expected[i].evicted);
+    }
+    cache.end(RowCache::Rows::kChanged, passed);
+    std::vector<int64_t> rows;
+    for (const RowMove& move : passed) rows.push_back(move.row);
+    std::vector<int64_t> by_slot = oracle.end();
+    std::sort(rows.begin(), rows.end());
+    std::sort(by_slot.begin(), by_slot.end());
+    ASSERT_EQ(rows, by_slot) << "step " << step;
+    ASSERT_EQ(cache.counted(), oracle.counted) << "step " << step;
+    ASSERT_EQ(cache.counted_hot(), oracle.counted_hot) << "step " << step;
+  }
+  EXPECT_EQ(cache.hits(), oracle.hits);
+  EXPECT_EQ(cache.misses(), oracle.misses);
+  if (options.sweep_rows > options.rows) {
+    EXPECT_GT(cache.hits(), cache.misses() / 4);
+  }
+}
+
 TEST(RowCache, EveryPolicyIsItsDefinition) {
   for (const TierPolicy policy : {TierPolicy::kHot, TierPolicy::kLru, TierPolicy::kLfu}) {
     for (const int64_t fast_rows : {16, 64, 304}) {
       SCOPED_TRACE(fmt::format("policy {}, {} rows", static_cast<int>(policy), fast_rows));
-      const RowCacheOptions options = {.policy = policy,
-                                       .rows = 400,
-                                       .fast_rows = fast_rows,
-                                       .staging_rows = 60,
-                                       .warmup_steps = 10,
-                                       .refresh_steps = 25};
-      RowCache cache(options);
-      Oracle oracle(options);
-      for (int64_t step = 1; step <= 200; ++step) {
-        const std::vector<int64_t> ids = skewed_ids(step, 60, options.rows);
-        std::vector<int64_t> slots(ids.size());
-        std::vector<RowMove> moves, expected, passed;
-        // Uses two ranges, as for two features.
-        cache.begin({{ids.data(), slots.data(), 23}, {ids.data() + 23, slots.data() + 23, 37}}, "t",
-                    moves);
-        ASSERT_EQ(slots, oracle.begin(ids, expected)) << "step " << step;
-        ASSERT_EQ(moves.size(), expected.size());
-        for (size_t i = 0; i < moves.size(); ++i) {
-          EXPECT_EQ(moves[i].slot, expected[i].slot);
-          EXPECT_EQ(moves[i].row, expected[i].row);
-          EXPECT_EQ(moves[i].evicted, expected[i].evicted);
-        }
-        cache.end(RowCache::Rows::kChanged, passed);
-        std::vector<int64_t> rows;
-        for (const RowMove& move : passed) rows.push_back(move.row);
-        std::vector<int64_t> by_slot = oracle.end();
-        std::sort(rows.begin(), rows.end());
-        std::sort(by_slot.begin(), by_slot.end());
-        ASSERT_EQ(rows, by_slot) << "step " << step;
-      }
-      EXPECT_EQ(cache.hits(), oracle.hits);
-      EXPECT_EQ(cache.misses(), oracle.misses);
-      EXPECT_EQ(cache.counted(), oracle.counted);
-      EXPECT_EQ(cache.counted_hot(), oracle.counted_hot);
-      EXPECT_GT(cache.hits(), cache.misses() / 4);
+      expect_like_oracle({.policy = policy,
+                          .rows = 400,
+                          .fast_rows = fast_rows,
+                          .staging_rows = 60,
+                          .warmup_steps = 10,
+                          .refresh_steps = 25});
     }
   }
+}
+
+TEST(RowCache, AChoiceIsSpreadOverSteps) {
+  for (const int64_t sweep_rows : {16, 57, 150, 333, 400}) {
+    for (const int64_t fast_rows : {16, 64, 304}) {
+      for (const int64_t refresh_steps : {1, 6, 25}) {
+        SCOPED_TRACE(fmt::format("{} rows a step, {} fast, refresh {}", sweep_rows, fast_rows,
+                                 refresh_steps));
+        expect_like_oracle({.rows = 400,
+                            .fast_rows = fast_rows,
+                            .staging_rows = 60,
+                            .warmup_steps = 10,
+                            .refresh_steps = refresh_steps,
+                            .sweep_rows = sweep_rows});
+      }
+    }
+  }
+}
+
+TEST(RowCache, AFullStagingAreaTakesSlotsOfTheFastTier) {
+  for (const TierPolicy policy : {TierPolicy::kHot, TierPolicy::kLru, TierPolicy::kLfu})
+    for (const int64_t sweep_rows : {57, 400})
+      expect_like_oracle({.policy = policy,
+                          .rows = 400,
+                          .fast_rows = 64,
+                          .staging_rows = 7,
+                          .warmup_steps = 10,
+                          .refresh_steps = 25,
+                          .sweep_rows = sweep_rows});
+}
+
+/// Accesses from 1024 on have another representation. Two fast rows are fewer than such rows.
+TEST(RowCache, AChoiceKnowsLargeCounts) {
+  for (const int64_t fast_rows : {2, 8, 64})
+    for (const int64_t sweep_rows : {16, 57})
+      expect_like_oracle({.rows = 400,
+                          .fast_rows = fast_rows,
+                          .staging_rows = 60,
+                          .warmup_steps = 10,
+                          .refresh_steps = 25,
+                          .sweep_rows = sweep_rows},
+                         /*times=*/341);
 }
 
 TEST(RowCache, CountsGoOnBeyondSixteenBits) {

@@ -41,6 +41,7 @@ struct TableSpec {
   /// Hashed tables: maximum bytes of rows, state, key map, counts and candidates; 0: unlimited.
   int64_t max_bytes = 0;
   std::optional<OptimizerSpec> optimizer = {};  ///< used instead of PackSpec::optimizer
+  int64_t step_rows = 0;  ///< used instead of TierOptions::step_rows (tiered.h); 0: not set
 };
 
 /// Tables and the features (inputs with ids) that look into them. The tables are either a

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -13,16 +14,24 @@ namespace dovetail::embedding {
 /// `fast_rows` slots, which are places in memory for one row each. Each id in a step's batch is one
 /// access of its row. A row keeps its slot until another row replaces it. Rows that the current
 /// step accesses are never replaced. The rule applies when a step accesses a row without a slot. A
-/// row that still gets no slot waits in the staging area (RowCache) until the step ends.
+/// row that still gets no slot waits in the staging area (RowCache) until the step ends. If the
+/// staging area is full, it replaces the row in the highest slot that the step does not use.
 ///
 ///   kHot  The most frequent rows stay:
 ///         1. If a slot is empty, the row takes it.
 ///         2. If no slot is empty, only a chosen row gets a slot. It replaces a row that is not
 ///            chosen: the one in the highest slot.
 ///
-///         The table chooses rows after `warmup_steps` steps, and then every `refresh_steps` steps.
-///         It chooses the `fast_rows` rows with the most accesses so far. Ties choose the lower
-///         row. Then the counts of accesses of all rows are halved.
+///         The table begins a choice after `warmup_steps` steps, and then every `refresh_steps`
+///         steps. It chooses the `fast_rows` rows with the most accesses up to that step. Ties
+///         choose the lower row. Then the counts of accesses of all rows are halved.
+///
+///         The work of a choice is spread over steps, the first one included:
+///         1. Each step examines `sweep_rows` rows. After the last row, the choice applies.
+///         2. From then on, each step examines `sweep_rows` / 16 slots, from the highest on. Only
+///            examined slots, and slots that were filled since, give up their rows.
+///
+///         A choice that is due while step 1 or 2 of the previous choice goes on is left out.
 ///   kLru  The slots are divided into sets of kWays slots:
 ///         1. The hash of the row selects a set.
 ///         2. If a slot of the set is empty, the row takes it.
@@ -46,6 +55,8 @@ struct RowCacheOptions {
   /// For kHot: steps before rows are first chosen, and steps from one choice to the next. If
   /// refresh_steps is 0, rows are chosen only once.
   int64_t warmup_steps = 0, refresh_steps = 0;
+  /// For kHot: maximum number of rows that one step examines for a choice; at least 16.
+  int64_t sweep_rows = int64_t{1} << 20;
 };
 
 /// Copy that the owner of a RowCache must make: the data of row `row` into slot `slot`.
@@ -80,7 +91,7 @@ class RowCache {
   /// Begins a step: gives a slot to the row of each id, and writes the slots to Ids::slots. Appends
   /// to `moves` the rows whose data is not in their slots yet. The owner must copy this data before
   /// it uses the slots. A row that one move brings in is not evicted by another move. Throws
-  /// UserError, naming `table`, if the staging area is full.
+  /// UserError, naming `table`, if the step has more distinct rows than there are slots.
   void begin(const std::vector<Ids>& ids, std::string_view table, std::vector<RowMove>& moves);
 
   /// Finds the slots of ids between steps, for a lookup that leaves no trace. No access is counted,
@@ -113,8 +124,8 @@ class RowCache {
   int64_t hits() const { return hits_; }
   /// Returns the number of accesses of rows that had no slot when their step began.
   int64_t misses() const { return misses_; }
-  /// Returns the sum over all rows of their access counts when kHot last chose rows. Each earlier
-  /// choice had halved the counts.
+  /// Returns the sum over all rows of their access counts when kHot last began a choice. Each
+  /// earlier choice had halved the counts.
   int64_t counted() const { return counted_; }
   /// Returns the part of counted() that belongs to the chosen rows. Divided by counted(), it is the
   /// best hit rate that `fast_rows` fixed rows can have on these accesses.
@@ -126,18 +137,25 @@ class RowCache {
 
   bool holds_all() const { return options_.fast_rows == options_.rows; }
   bool counts() const { return options_.policy == TierPolicy::kHot && !holds_all(); }
-  bool is_hot(int64_t row) const {
-    return (hot_[static_cast<size_t>(row / 64)] >> (row % 64) & 1) != 0;
-  }
+  bool is_hot(int64_t row) const { return (counts_[static_cast<size_t>(row)] & hot_bit_) != 0; }
   void use(int64_t slot);
   void count(int64_t row);
   int64_t place(int64_t row, std::string_view table);
   int64_t place_hot(int64_t row);
   int64_t place_in_set(int64_t row) const;
-  int64_t stage(std::string_view table);
-  void choose_hot();
-  void mark_hot();
-  void halve_counts();
+  int64_t place_anywhere(int64_t row, std::string_view table);
+  int64_t take_replaceable();
+  void mark_replaceable(int64_t slot);
+  int64_t accesses(int64_t row) const;
+  void begin_choice();
+  void find_threshold();
+  void halve_histogram();
+  void settle(int64_t row);
+  void decide_tie(int64_t row);
+  void sweep();
+  bool settle_block(int64_t first);
+  void apply_choice();
+  void examine_slots();
 
   RowCacheOptions options_;
   SlotMap<uint32_t> map_;
@@ -147,14 +165,33 @@ class RowCache {
   std::vector<uint32_t> rank_;
   std::vector<int64_t> used_;  // slots that this step uses
   int64_t step_ = 0, filled_ = 0, staged_ = 0;
-  // For kHot only. counts_: low 16 bits of each row's count of accesses. high_counts_: the rest of
-  // the count (its higher bits), by row; most rows have none. hot_: bitmap of the chosen rows.
-  // replaceable_: slots of rows that are not chosen.
+  int64_t overflow_ = 0;  ///< the step uses all fast slots from here on
+
+  // The members from here on are for kHot only, except the last line.
+  //
+  // Word of a row in counts_: its accesses below kHigh, and flags. kHigh: high_counts_ has the rest
+  // of the accesses, a multiple of kHigh. kHotBits[p]: chosen by the last choice of parity p.
+  // kEpoch: parity of the last choice that has settled the row. To settle a row means to decide
+  // about it and to halve its accesses.
+  static constexpr uint16_t kEpoch = 1 << 15, kHotBits[2] = {1 << 14, 1 << 13}, kHigh = 1 << 10,
+                            kLow = kHigh - 1;
   std::vector<uint16_t> counts_;
   std::map<int64_t, int64_t> high_counts_;
-  std::vector<uint64_t> hot_;
-  std::vector<uint32_t> replaceable_;
-  bool chosen_ = false;
+  /// histogram_[c]: rows with c accesses and without kHigh. Rows that the choice in progress has
+  /// not settled count as if they were.
+  std::vector<uint32_t> histogram_;
+  uint16_t epoch_ = 0;    ///< kEpoch of settled rows
+  uint16_t hot_bit_ = 0;  ///< flag of the rows of the choice that applies; 0: none does yet
+  // State of the choice in progress. Rows with more accesses than threshold_ are chosen, and the
+  // lowest room_ rows with exactly as many.
+  int64_t threshold_ = 0, room_ = 0;
+  int64_t swept_ = 0;  ///< rows [0, swept_) are settled; all rows: no choice is in progress
+  std::set<int64_t> ties_ahead_;  ///< settled rows from swept_ on with threshold_ accesses
+  int64_t examined_ = 0;          ///< slots [0, examined_) are not examined yet
+  // replaceable_: bitmap of slots that may give up their rows. Words above highest_word_ are 0.
+  // Words above next_word_ have slots of the current step only.
+  std::vector<uint64_t> replaceable_;
+  int64_t highest_word_ = -1, next_word_ = -1;
   int64_t hits_ = 0, misses_ = 0, counted_ = 0, counted_hot_ = 0;
 };
 

@@ -18,9 +18,16 @@ namespace {
 
 /// Moves of rows in one piece of work.
 constexpr int64_t kMoves = 64;
+/// Rows that one step examines for choices of TierPolicy::kHot: of all tables, and at least of one.
+/// Half a million rows take about a millisecond.
+constexpr int64_t kSweptRows = int64_t{1} << 19, kLeastSwept = int64_t{1} << 14;
 
-RowCacheOptions cache_options(const TableSpec& table, const TierOptions& options,
-                              int64_t fast_rows) {
+int64_t step_rows_of(const TableSpec& table, const TierOptions& options) {
+  return table.step_rows > 0 ? table.step_rows : options.step_rows;
+}
+
+RowCacheOptions cache_options(const PackSpec& spec, const TableSpec& table,
+                              const TierOptions& options, int64_t fast_rows) {
   const bool whole = fast_rows >= table.rows;
   const bool sets = options.policy != TierPolicy::kHot && !whole;
   return {.policy = options.policy,
@@ -28,15 +35,16 @@ RowCacheOptions cache_options(const TableSpec& table, const TierOptions& options
           .fast_rows = whole  ? table.rows
                        : sets ? fast_rows / RowCache::kWays * RowCache::kWays
                               : fast_rows,
-          .staging_rows = whole ? 0 : std::min(options.step_rows, table.rows),
+          .staging_rows = whole ? 0 : std::min(step_rows_of(table, options), table.rows),
           .warmup_steps = options.warmup_steps,
-          .refresh_steps = options.refresh_steps};
+          .refresh_steps = options.refresh_steps,
+          .sweep_rows = std::max(kLeastSwept, kSweptRows / std::ssize(spec.tables))};
 }
 
 int64_t bytes_of(const PackSpec& spec, const TierOptions& options, int64_t fast_rows) {
   int64_t bytes = 0;
   for (const TableSpec& table : spec.tables) {
-    const RowCacheOptions cache = cache_options(table, options, fast_rows);
+    const RowCacheOptions cache = cache_options(spec, table, options, fast_rows);
     const int64_t state_bytes =
         state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
     bytes += RowCache::bytes_for(cache) + SlowRows::bytes_for(table.rows) +
@@ -62,10 +70,13 @@ int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
     high = std::max(high, table.rows);
   }
   const int64_t least = bytes_of(spec, options, low);
+  int64_t staging = 0;
+  for (const TableSpec& table : spec.tables)
+    staging += cache_options(spec, table, options, low).staging_rows;
   user_check(least <= options.memory_bytes,
              "embedding: {} tables get {} bytes of memory_bytes, but need {} with {} rows each in "
-             "the fast tier and {} in staging. Raise memory_bytes, or lower step_rows",
-             spec.tables.size(), options.memory_bytes, least, low, options.step_rows);
+             "the fast tier and {} rows in staging. Raise memory_bytes, or lower step_rows",
+             spec.tables.size(), options.memory_bytes, least, low, staging);
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
     if (bytes_of(spec, options, middle) <= options.memory_bytes) {
@@ -79,7 +90,7 @@ int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
 
 PackSpec fast_spec(PackSpec spec, const TierOptions& options, int64_t fast_rows) {
   for (TableSpec& table : spec.tables) {
-    const RowCacheOptions cache = cache_options(table, options, fast_rows);
+    const RowCacheOptions cache = cache_options(spec, table, options, fast_rows);
     table.rows = cache.fast_rows + cache.staging_rows;
   }
   return spec;
@@ -98,7 +109,7 @@ TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, int
   for (size_t t = 0; t < spec.tables.size(); ++t) {
     const TableSpec& table = spec.tables[t];
     const int64_t state_width = state_per_row(spec.optimizer.kind, table.dim);
-    tables_.push_back(std::make_unique<Table>(cache_options(table, options, fast_rows),
+    tables_.push_back(std::make_unique<Table>(cache_options(spec, table, options, fast_rows),
                                               SlowRows::Options{.table = table.name,
                                                                 .rows = table.rows,
                                                                 .dim = table.dim,

@@ -23,7 +23,8 @@ struct TierOptions {
   /// tier in RAM is not included. The system's cache of the slow tier's files is not included
   /// either.
   int64_t memory_bytes = 0;
-  /// Maximum number of distinct rows of one table that a step may read outside the fast tier.
+  /// Slots of the staging area of a table: distinct rows that a step reads outside the fast tier.
+  /// Rows beyond this number take slots of the fast tier.
   int64_t step_rows = 0;
   /// For TierPolicy::kHot: steps before the first choice of rows, and steps between later choices.
   /// If refresh_steps is 0, rows are chosen only once.
@@ -96,7 +97,7 @@ class TieredTables {
 
   /// Begins a step: brings all rows of `ids` into slots. Returns the batch with slots, which are
   /// rows of fast(), instead of ids. Steps must not overlap. Throws UserError like check_jagged,
-  /// and for more than step_rows rows outside the fast tier.
+  /// and for more distinct rows than a table has slots.
   Jagged begin(const Jagged& ids);
   /// Starts to read the rows of a later step from the disk, without waiting. Call it within the
   /// previous step. Results do not depend on it.

@@ -305,8 +305,8 @@ struct EmbeddingSection {
   ///
   /// - `warmup_steps` (for hot): steps in which rows are counted before the first choice.
   /// - `refresh_steps` (for hot): steps between choices; 0: only one choice.
-  /// - `step_rows`: maximum number of distinct rows of a table that one step reads from disk. 0:
-  ///   twice the number in the first batch.
+  /// - `step_rows`: slots of each table for rows that only one step needs. 0: for each table, twice
+  ///   the number of its distinct rows in the first batch.
   int64_t warmup_steps = 100, refresh_steps = 1000, step_rows = 0;
   DynamicSection dynamic;
   void describe(Section& s);

@@ -174,9 +174,10 @@ void EmbeddingSection::describe(Section& s) {
   s.value("refresh_steps", refresh_steps, "hot: steps between choices; 0: choose once")
       .unit("steps")
       .range(0, kManySteps);
-  s.value("step_rows", step_rows,
-          "Maximum number of distinct rows of a table that one step reads from the disk. 0: twice "
-          "the number in the first batch")
+  s.value(
+       "step_rows", step_rows,
+       "Room of each table for rows that only one step needs. A step with more rows takes room of "
+       "memory_bytes from others. 0: for each table, twice its distinct rows in the first batch")
       .range(0, 1e12);
   s.section("dynamic", dynamic,
             "Admission and eviction of ids in tables without a fixed vocabulary, which have "

@@ -43,20 +43,32 @@ embedding::HashedOptions hashed_options(const DynamicSection& config) {
           .keep_rows = config.keep_rows};
 }
 
+/// Returns the number of distinct ids of a batch in each table.
+std::vector<int64_t> distinct_ids(const embedding::PackSpec& spec, const embedding::Jagged& ids) {
+  const auto *values = ids.values.const_data_ptr<int64_t>(),
+             *offsets = ids.offsets.const_data_ptr<int64_t>();
+  std::vector<std::vector<int64_t>> of_tables(spec.tables.size());
+  for (int64_t f = 0; f < ids.features; ++f) {
+    std::vector<int64_t>& of_table =
+        of_tables[static_cast<size_t>(spec.feature_table[static_cast<size_t>(f)])];
+    of_table.insert(of_table.end(), values + offsets[f * ids.samples],
+                    values + offsets[(f + 1) * ids.samples]);
+  }
+  std::vector<int64_t> counts;
+  for (std::vector<int64_t>& of_table : of_tables) {
+    std::ranges::sort(of_table);
+    counts.push_back(std::ranges::unique(of_table).begin() - of_table.begin());
+  }
+  return counts;
+}
+
 /// Returns nullopt if all rows are in memory.
-std::optional<embedding::TierOptions> tier_options(const RunConfig& config,
-                                                   const embedding::PackSpec& spec,
-                                                   const embedding::TablePlacement& plan,
-                                                   int64_t memory_bytes) {
+std::optional<embedding::TierOptions> tier_options(const RunConfig& config, int64_t memory_bytes) {
   const EmbeddingSection& section = config.embedding;
   if (memory_bytes == 0) return std::nullopt;
-  double most_ids = 1;
-  for (size_t t = 0; t < spec.tables.size(); ++t)
-    most_ids = std::max(most_ids, plan.tables[t].volume / static_cast<double>(spec.tables[t].dim));
-  const auto twice = static_cast<int64_t>(2 * most_ids * static_cast<double>(config.train.batch));
   return embedding::TierOptions{.policy = embedding::parse_tier_policy(section.policy),
                                 .memory_bytes = memory_bytes,
-                                .step_rows = section.step_rows > 0 ? section.step_rows : twice,
+                                .step_rows = std::max<int64_t>(1, section.step_rows),
                                 .warmup_steps = section.warmup_steps,
                                 .refresh_steps = section.refresh_steps,
                                 .folder = config.folder()};
@@ -136,8 +148,12 @@ void RecommenderTraining::count_ids() {
     const at::Tensor ends = ids.offsets.narrow(0, f * ids.samples, ids.samples + 1);
     counts.push_back((ends[-1] - ends[0]).item<double>());
   }
+  const auto features = static_cast<size_t>(ids.features);
+  for (const int64_t rows : distinct_ids(lookups_->pack(), ids))
+    counts.push_back(static_cast<double>(rows));
   counts = sum_over_ranks(*group_, counts);
-  for (size_t f = 1; f < counts.size(); ++f) ids_per_sample_.push_back(counts[f] / counts[0]);
+  for (size_t f = 1; f <= features; ++f) ids_per_sample_.push_back(counts[f] / counts[0]);
+  distinct_rows_.assign(counts.begin() + static_cast<int64_t>(features) + 1, counts.end());
 }
 
 embedding::TablePlacement RecommenderTraining::plan_for(int64_t groups) const {
@@ -153,16 +169,18 @@ embedding::TablePlacement RecommenderTraining::plan_for(int64_t groups) const {
 void RecommenderTraining::build_tables(const TableSizes& sizes) {
   const UnrecordedAllocations of_the_tables;
   sizes_ = sizes;
-  const embedding::PackSpec& spec = lookups_->pack();
+  embedding::PackSpec spec = lookups_->pack();
+  if (config().embedding.step_rows == 0)
+    for (size_t t = 0; t < spec.tables.size(); ++t)
+      spec.tables[t].step_rows = std::max<int64_t>(1, static_cast<int64_t>(2 * distinct_rows_[t]));
   const embedding::TablePlacement plan = plan_for(sizes.groups);
   const comm::Payload payload = comm::parse_payload(config().embedding.exchange);
   tables_.reset();
-  tables_.emplace(spec, plan, tables_group_,
-                  comm::Payloads{.forward = payload, .backward = payload},
-                  tier_options(config(), spec, plan, sizes.memory_bytes),
-                  hashed_options(config().embedding.dynamic),
-                  config().checkpoint.full_every > 1 ? embedding::Changes::kTracked
-                                                     : embedding::Changes::kUntracked);
+  tables_.emplace(
+      spec, plan, tables_group_, comm::Payloads{.forward = payload, .backward = payload},
+      tier_options(config(), sizes.memory_bytes), hashed_options(config().embedding.dynamic),
+      config().checkpoint.full_every > 1 ? embedding::Changes::kTracked
+                                         : embedding::Changes::kUntracked);
 }
 
 StepRows RecommenderTraining::start_lookups(int64_t step) {

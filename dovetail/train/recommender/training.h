@@ -57,7 +57,7 @@ class RecommenderTraining : public TrainingLoop {
   /// Returns a function that starts the lookups of step + 1, stores them in `ahead_` and returns a
   /// pointer to them. If `last`, the function only returns null.
   RecommenderStep::StartNext start_after(int64_t step, bool last);
-  /// Sets `ids_per_sample_` from the rows of the next step.
+  /// Sets `ids_per_sample_` and `distinct_rows_` from the rows of the next step.
   void count_ids();
   /// Returns the placement of tables on ranks if they are divided into `groups` groups
   /// (embedding.groups).
@@ -85,7 +85,9 @@ class RecommenderTraining : public TrainingLoop {
   std::shared_ptr<models::Recommender> model_;
   std::optional<RecommenderLookups> lookups_;
   std::vector<double> ids_per_sample_;  ///< mean number of ids per sample, for each lookup
-  double resident_before_;              ///< resident bytes of the process before the model was made
+  /// Distinct ids of a step's batch in each table, summed over the ranks.
+  std::vector<double> distinct_rows_;
+  double resident_before_;  ///< resident bytes of the process before the model was made
   std::shared_ptr<comm::Group> tables_group_;  ///< all ranks; used by `tables_` only
   TableSizes sizes_;                           ///< sizes of the current tables and micro-batches
   int64_t timed_step_ = 0;                     ///< next step that time_steps will run
