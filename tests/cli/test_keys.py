@@ -108,6 +108,10 @@ def override(*entries):
     return f"embedding.override=[{','.join(entries)}]"
 
 
+def placement(*entries):
+    return f"embedding.placement=[{','.join(entries)}]"
+
+
 def recipe(operand, keys):
     return f'precision.recipes=[{{name="mine",{operand}={{{keys}}}}}]'
 
@@ -354,6 +358,7 @@ ENTRIES = {
             "embedding.warmup_steps": ("9",),
             "embedding.refresh_steps": ("9",),
             "embedding.step_rows": ("9",),
+            "embedding.rank_bytes": ("100",),
             "checkpoint.full_every": ("2", "checkpoint.every_steps=end"),
             "log.tables_every": ("5",),
             **{
@@ -377,6 +382,11 @@ ENTRIES = {
         {"comm.timeout_s": ("5",), "train.bucket_bytes": ("4096",), "parallel.shard": ("optimizer",)},
     ),
     **table("warned", "rows", {"embedding.sharding": ("row",), "embedding.exchange": ("bf16",)}),
+    **in_list(
+        "warned",
+        "rows",
+        {"embedding.placement.sharding": (placement('{tables="user",sharding="row"}'), "embedding.packing=true")},
+    ),
     # Time and memory: the results are the same.
     **table("resource", "rows", {"rows.threads": ("1",), "rows.cache_bytes": ("0",)}),
     **table("resource", "images", {"images.threads": ("1",)}),
@@ -555,6 +565,10 @@ ENTRIES = {
             "embedding.override.eps": (
                 override('{tables="user",lr=0.5,optimizer="sgd",eps=0.5}'),
                 override('{tables="user",lr=0.5,optimizer="sgd"}'),
+            ),
+            "embedding.placement.tables": (
+                placement('{tables="user",sharding="row"}', '{tables="*",sharding="table"}'),
+                placement('{tables="*",sharding="table"}'),
             ),
             "embedding.override.tables": (
                 override('{tables="user",lr=0.5}', '{tables="*",lr=0.1}'),

@@ -3,7 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
 #include "dovetail/base/error.h"
+#include "dovetail/base/rng.h"
 
 namespace dovetail::embedding::plan_test {
 namespace {
@@ -33,6 +39,135 @@ TEST(Plan, PlacesTablesWhereTheyBalance) {
   EXPECT_EQ(sharding_of(place_tables(spec, {.ranks = 2}), 0), Sharding::kColumnWise);
   EXPECT_EQ(sharding_of(place_tables(spec, {.ranks = 16}), 0),
             Sharding::kRowWise);  // 32 columns are too few for 16 ranks
+}
+
+/// Returns the bytes of each rank, from the parts that it holds.
+std::vector<double> bytes_of_ranks(const PackSpec& spec, const TablePlacement& plan) {
+  std::vector<double> bytes;
+  for (int64_t rank = 0; rank < plan.ranks; ++rank) {
+    bytes.push_back(0);
+    for (const PlacedPack& pack : plan.packs)
+      bytes.back() += static_cast<double>(bytes_on(spec, plan, pack, rank));
+  }
+  return bytes;
+}
+
+double most_over_mean(const std::vector<double>& loads) {
+  const double sum = std::accumulate(loads.begin(), loads.end(), 0.0);
+  return *std::ranges::max_element(loads) / sum * static_cast<double>(loads.size());
+}
+
+/// Two large and two small tables. A sample reads as much from each.
+TEST(Plan, BalancesBytesWhereTablesAreReadAlike) {
+  const PackSpec spec{
+      .tables = {{"c3", 3000000, 16}, {"c1", 300000, 16}, {"c4", 3000000, 16}, {"c2", 300000, 16}},
+      .feature_table = {0, 1, 2, 3},
+      .optimizer = {.kind = OptimizerKind::kRowWiseAdagrad}};
+  const TablePlacement plan = place_tables(spec, {.ranks = 2});
+  EXPECT_THAT(bytes_of_ranks(spec, plan), ::testing::Each(3300000.0 * 17 * 4));
+  for (const PlacedTable& table : plan.tables) EXPECT_EQ(table.sharding, Sharding::kTableWise);
+}
+
+TEST(Plan, BytesOfRanksAreWithinATenthOfTheirMean) {
+  for (const int64_t tables : {3, 26, 200}) {
+    for (const int64_t ranks : {2, 3, 8, 16}) {
+      for (const auto kind : {OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam}) {
+        PackSpec spec{.tables = {}, .feature_table = {}, .optimizer = {.kind = kind}};
+        std::vector<double> ids;
+        for (int64_t t = 0; t < tables; ++t) {
+          const auto index = static_cast<uint64_t>(1000 * tables + t);
+          const auto draw = [&](uint64_t key) {
+            return random_uniform(key, RandomStream::kTest, index);
+          };
+          spec.feature_table.push_back(t);
+          spec.tables.push_back({.name = std::to_string(t),
+                                 .rows = static_cast<int64_t>(std::pow(10, 2 + 5 * draw(1))),
+                                 .dim = int64_t{4} << static_cast<int>(5 * draw(2)),
+                                 .hashed = draw(3) < 0.2});
+          ids.push_back(20 * std::pow(draw(4), 4));
+        }
+        const TablePlacement plan = place_tables(spec, {.ranks = ranks, .ids_per_sample = ids});
+        EXPECT_LE(most_over_mean(bytes_of_ranks(spec, plan)), 1.1)
+            << tables << " tables, " << ranks << " ranks";
+        std::vector<double> volumes(static_cast<size_t>(ranks), 0);
+        double cut = 0, all = 0;
+        for (const PlacedTable& table : plan.tables) {
+          all += table.volume;
+          if (table.sharding == Sharding::kTableWise)
+            volumes[static_cast<size_t>(table.rank)] += table.volume;
+          else
+            cut += table.volume;
+        }
+        const double mean = all / static_cast<double>(ranks);
+        if (tables == 200 && ranks < 8) {
+          EXPECT_LE(*std::ranges::max_element(volumes) + cut / static_cast<double>(ranks),
+                    1.25 * mean)
+              << ranks << " ranks";
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, CutsTablesToKeepToTheBytesOfARank) {
+  PackSpec spec{.tables = {{"a", 1000, 8}, {"b", 1000, 8}, {"c", 1000, 8}},
+                .feature_table = {0, 1, 2},
+                .optimizer = {.kind = OptimizerKind::kSgd}};
+  constexpr int64_t kTable = 1000 * 8 * 4;
+  const auto sharding_of = [&](int64_t rank_bytes) {
+    std::vector<Sharding> found;
+    for (const PlacedTable& table :
+         place_tables(spec, {.ranks = 2, .rank_bytes = rank_bytes}).tables)
+      found.push_back(table.sharding);
+    return found;
+  };
+  using enum Sharding;
+  using ::testing::ElementsAre;
+  EXPECT_THAT(sharding_of(2 * kTable), ElementsAre(kTableWise, kTableWise, kTableWise));
+  EXPECT_THAT(sharding_of(3 * kTable / 2), ::testing::Contains(kColumnWise).Times(1));
+  EXPECT_THAT([&] { sharding_of(3 * kTable / 2 - 1); },
+              ThrowsMessage<UserError>(HasSubstr("embedding.rank_bytes is 47999")));
+}
+
+TEST(Plan, ATableMayHaveAShardingOfItsOwn) {
+  const PackSpec spec{.tables = {{"a", 1000, 8}, {"b", 1000, 8}, {"c", 1000, 8}},
+                      .feature_table = {0, 1, 2},
+                      .optimizer = {.kind = OptimizerKind::kSgd}};
+  using enum Sharding;
+  const TablePlacement plan = place_tables(
+      spec, {.ranks = 2, .sharding = kTableWise, .table_sharding = {kRowWise, {}, kReplicated}});
+  EXPECT_EQ(plan.tables[0].sharding, kRowWise);
+  EXPECT_EQ(plan.tables[1].sharding, kTableWise);
+  EXPECT_EQ(plan.tables[2].sharding, kReplicated);
+  EXPECT_THAT([&] { place_tables(spec, {.ranks = 4, .table_sharding = {{}, kColumnWise}}); },
+              ThrowsMessage<UserError>(HasSubstr("table \"b\" has 8 columns, too few")));
+}
+
+TEST(Plan, ALargeTableWithoutAVocabularyIsSpread) {
+  const PackSpec spec{.tables = {{.name = "item", .rows = 200000, .dim = 16, .hashed = true},
+                                 {.name = "user", .rows = 20000, .dim = 16, .hashed = true}},
+                      .feature_table = {0, 1}};
+  const TablePlacement plan = place_tables(spec, {.ranks = 2});
+  EXPECT_EQ(plan.tables[0].sharding, Sharding::kRowWise);
+  EXPECT_EQ(plan.tables[1].sharding, Sharding::kTableWise);
+}
+
+TEST(Plan, GroupsAreBalancedWithinEachRank) {
+  PackSpec spec{.tables = {}, .feature_table = {}};
+  for (int64_t t = 0; t < 26; ++t) {
+    spec.feature_table.push_back(t);
+    spec.tables.push_back({.name = std::to_string(t), .rows = 100, .dim = 16});
+  }
+  for (const bool packing : {true, false}) {
+    const TablePlacement plan = place_tables(spec, {.ranks = 2, .packing = packing, .groups = 4});
+    std::map<std::pair<int64_t, int64_t>, int64_t> tables;
+    for (const PlacedPack& pack : plan.packs)
+      for (const int64_t t : pack.tables)
+        ++tables[{pack.group, plan.tables[static_cast<size_t>(t)].rank}];
+    EXPECT_EQ(tables.size(), 8);
+    for (const auto& [place, count] : tables)
+      EXPECT_THAT(count, ::testing::AnyOf(3, 4)) << "group " << place.first;
+  }
 }
 
 TEST(Plan, ATableTakesNoMoreThanItsMaxBytes) {

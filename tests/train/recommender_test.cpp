@@ -255,6 +255,10 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
               HasSubstr("must be a multiple of recommender.grain = 256"));
   EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.groups = 5; }),
               HasSubstr("cannot be in 5 groups"));
+  EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.placements = {{.tables = {"nobody"}}}; }),
+              HasSubstr("\"nobody\" is no table of this model"));
+  EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.rank_bytes = 100; }),
+              HasSubstr("embedding.rank_bytes is 100"));
   EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.memory_bytes = 100; }),
               HasSubstr("of memory_bytes, but need"));
   const RunConfig config = data.config("deepfm");

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -45,9 +47,8 @@ bool columns_can_be_cut(const PackSpec& spec, int64_t t, int64_t ranks) {
 /// Returns the begin of part `index` if `count` units are cut into equal parts.
 int64_t part_begin(int64_t count, int64_t parts, int64_t index) { return count * index / parts; }
 
-size_t least(const std::vector<double>& loads) {
-  return static_cast<size_t>(std::ranges::min_element(loads) - loads.begin());
-}
+/// Balanced bytes: a rank has at most kBalanced times the mean, or less than kSmallBytes above it.
+constexpr double kBalanced = 1.1, kSmallBytes = 1 << 20;
 
 std::vector<PlacedTable> measure_tables(const PackSpec& spec, const PlacementOptions& options) {
   std::vector<PlacedTable> tables(spec.tables.size(), {.volume = 0});
@@ -59,56 +60,173 @@ std::vector<PlacedTable> measure_tables(const PackSpec& spec, const PlacementOpt
   return tables;
 }
 
-void check_column_wise(const PackSpec& spec, int64_t ranks) {
+void check_column_wise(const PackSpec& spec, int64_t t, int64_t ranks) {
   user_check(spec.row_dtype != RowDtype::kMXFP8,
              "embedding: mxfp8 has one scale for 32 elements of a row, which column-wise tables "
              "would cut; use another sharding, or bf16");
-  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
-    const TableSpec& table = table_of(spec, t);
-    user_check(!has_row_wise_state(spec, t),
-               "embedding: table \"{}\": row-wise Adagrad has one state for a whole row, which "
-               "column-wise tables would cut. Use another sharding, or adagrad",
-               table.name);
-    user_check(!table.hashed,
-               "embedding: table \"{}\", which has no fixed vocabulary, cannot be column-wise: its "
-               "keys have whole rows. Use another sharding",
-               table.name);
-    user_check(table.dim >= kColumnUnit * ranks,
-               "embedding: table \"{}\" has {} columns, too few to be cut over {} ranks ({} each); "
-               "use another sharding",
-               table.name, table.dim, ranks, kColumnUnit);
-  }
+  const TableSpec& table = table_of(spec, t);
+  user_check(!has_row_wise_state(spec, t),
+             "embedding: table \"{}\": row-wise Adagrad has one state for a whole row, which "
+             "column-wise tables would cut. Use another sharding, or adagrad",
+             table.name);
+  user_check(!table.hashed,
+             "embedding: table \"{}\", which has no fixed vocabulary, cannot be column-wise: its "
+             "keys have whole rows. Use another sharding",
+             table.name);
+  user_check(table.dim >= kColumnUnit * ranks,
+             "embedding: table \"{}\" has {} columns, too few to be cut over {} ranks ({} each); "
+             "use another sharding",
+             table.name, table.dim, ranks, kColumnUnit);
 }
 
-void choose_sharding(const PackSpec& spec, int64_t ranks, std::vector<PlacedTable>& tables) {
+/// Returns the sharding that the options give a table.
+std::optional<Sharding> given_sharding(const PlacementOptions& options, size_t t) {
+  if (t < options.table_sharding.size() && options.table_sharding[t])
+    return options.table_sharding[t];
+  return options.sharding;
+}
+
+Sharding cut_sharding(const PackSpec& spec, int64_t t, int64_t ranks) {
+  return columns_can_be_cut(spec, t, ranks) ? Sharding::kColumnWise : Sharding::kRowWise;
+}
+
+void choose_sharding(const PackSpec& spec, const PlacementOptions& options,
+                     std::vector<PlacedTable>& tables) {
   double volume = 0, bytes = 0;
   for (size_t t = 0; t < tables.size(); ++t) {
     volume += tables[t].volume;
     bytes += static_cast<double>(bytes_of(spec, static_cast<int64_t>(t)));
   }
+  const double share = 1 / static_cast<double>(options.ranks);
   for (size_t t = 0; t < tables.size(); ++t) {
     const auto number = static_cast<int64_t>(t);
-    const double share = 1 / static_cast<double>(ranks);
     const bool too_large = tables[t].volume > share * volume ||
                            static_cast<double>(bytes_of(spec, number)) > share * bytes;
-    const bool may_be_cut = ranks > 1 && !spec.tables[t].hashed;
-    const Sharding cut =
-        columns_can_be_cut(spec, number, ranks) ? Sharding::kColumnWise : Sharding::kRowWise;
-    tables[t].sharding = may_be_cut && too_large ? cut : Sharding::kTableWise;
+    const Sharding chosen = options.ranks > 1 && too_large
+                                ? cut_sharding(spec, number, options.ranks)
+                                : Sharding::kTableWise;
+    tables[t].sharding = given_sharding(options, t).value_or(chosen);
+    if (tables[t].sharding == Sharding::kColumnWise) check_column_wise(spec, number, options.ranks);
   }
 }
 
-void place_whole_tables(int64_t ranks, std::vector<PlacedTable>& tables) {
+/// Returns the fraction of a table that is on `rank`.
+double fraction_on(const PackSpec& spec, const TablePlacement& plan, int64_t t, int64_t rank) {
+  const PlacedTable& placed = plan.tables[static_cast<size_t>(t)];
+  switch (placed.sharding) {
+    case Sharding::kRowWise:
+      return 1 / static_cast<double>(plan.ranks);
+    case Sharding::kColumnWise:
+      return static_cast<double>(local_table(spec, plan, t, rank).dim) /
+             static_cast<double>(table_of(spec, t).dim);
+    case Sharding::kTableWise:
+      return placed.rank == rank ? 1 : 0;
+    case Sharding::kReplicated:
+      return 1;
+  }
+  DOVETAIL_CHECK(false, "no such sharding");
+}
+
+/// Bytes or volume on each rank.
+using Loads = std::vector<double>;
+
+void add_table(const PackSpec& spec, const TablePlacement& plan, int64_t t, double whole,
+               Loads& loads) {
+  for (size_t r = 0; r < loads.size(); ++r)
+    loads[r] += whole * fraction_on(spec, plan, t, static_cast<int64_t>(r));
+}
+
+double mean_of(const Loads& loads) {
+  return std::accumulate(loads.begin(), loads.end(), 0.0) / static_cast<double>(loads.size());
+}
+
+/// Places the whole tables, and returns the bytes on each rank.
+Loads place_whole_tables(const PackSpec& spec, TablePlacement& plan) {
+  const auto ranks = static_cast<size_t>(plan.ranks);
+  Loads bytes(ranks, 0), volume(ranks, 0);
   std::vector<size_t> whole;
-  for (size_t t = 0; t < tables.size(); ++t)
-    if (tables[t].sharding == Sharding::kTableWise) whole.push_back(t);
-  std::ranges::stable_sort(whole,
-                           [&](size_t a, size_t b) { return tables[a].volume > tables[b].volume; });
-  std::vector<double> loads(static_cast<size_t>(ranks), 0);
+  double whole_bytes = 0, whole_volume = 0;
+  const auto bytes_of_table = [&](size_t t) {
+    return static_cast<double>(bytes_of(spec, static_cast<int64_t>(t)));
+  };
+  for (size_t t = 0; t < plan.tables.size(); ++t) {
+    if (plan.tables[t].sharding != Sharding::kTableWise) {
+      add_table(spec, plan, static_cast<int64_t>(t), bytes_of_table(t), bytes);
+      add_table(spec, plan, static_cast<int64_t>(t), plan.tables[t].volume, volume);
+      continue;
+    }
+    whole.push_back(t);
+    whole_bytes += bytes_of_table(t);
+    whole_volume += plan.tables[t].volume;
+  }
+  const double mean_bytes = mean_of(bytes) + whole_bytes / static_cast<double>(ranks),
+               mean_volume = mean_of(volume) + whole_volume / static_cast<double>(ranks);
+  const auto larger_load = [&](double of_bytes, double of_volume) {
+    return std::max(of_bytes / std::max(1.0, mean_bytes),
+                    mean_volume == 0 ? 0 : of_volume / mean_volume);
+  };
+  std::ranges::stable_sort(whole, std::greater<>(), [&](size_t t) {
+    return larger_load(bytes_of_table(t), plan.tables[t].volume);
+  });
   for (const size_t t : whole) {
-    const size_t rank = least(loads);
-    tables[t].rank = static_cast<int64_t>(rank);
-    loads[rank] += tables[t].volume;
+    size_t best = 0;
+    double least = std::numeric_limits<double>::infinity();
+    for (size_t r = 0; r < ranks; ++r) {
+      const double load =
+          larger_load(bytes[r] + bytes_of_table(t), volume[r] + plan.tables[t].volume);
+      if (load >= least) continue;
+      best = r;
+      least = load;
+    }
+    plan.tables[t].rank = static_cast<int64_t>(best);
+    bytes[best] += bytes_of_table(t);
+    volume[best] += plan.tables[t].volume;
+  }
+  return bytes;
+}
+
+/// Cuts a table on `rank` so that its bytes are spread more evenly. Returns false if there is none.
+bool cut_largest(const PackSpec& spec, const PlacementOptions& options, TablePlacement& plan,
+                 int64_t rank) {
+  PlacedTable* largest = nullptr;
+  int64_t most = 0;
+  Sharding to = Sharding::kRowWise;
+  for (const Sharding from : {Sharding::kTableWise, Sharding::kColumnWise}) {
+    for (size_t t = 0; t < plan.tables.size(); ++t) {
+      PlacedTable& table = plan.tables[t];
+      const auto number = static_cast<int64_t>(t);
+      if (table.sharding != from || given_sharding(options, t) ||
+          fraction_on(spec, plan, number, rank) * static_cast<double>(plan.ranks) <= 1 ||
+          bytes_of(spec, number) <= most)
+        continue;
+      largest = &table;
+      most = bytes_of(spec, number);
+      to = from == Sharding::kTableWise ? cut_sharding(spec, number, plan.ranks)
+                                        : Sharding::kRowWise;
+    }
+    if (largest != nullptr) break;
+  }
+  if (largest == nullptr) return false;
+  largest->sharding = to;
+  return true;
+}
+
+/// Places whole tables, and cuts tables until the bytes of the ranks are balanced.
+void balance_bytes(const PackSpec& spec, const PlacementOptions& options, TablePlacement& plan) {
+  while (true) {
+    const Loads bytes = place_whole_tables(spec, plan);
+    const auto rank = std::ranges::max_element(bytes) - bytes.begin();
+    const double most = bytes[static_cast<size_t>(rank)], mean = mean_of(bytes);
+    const bool fits = options.rank_bytes == 0 || most <= static_cast<double>(options.rank_bytes);
+    const bool balanced = most <= kBalanced * mean || most - mean < kSmallBytes;
+    if (fits && balanced) return;
+    if (plan.ranks > 1 && cut_largest(spec, options, plan, rank)) continue;
+    user_check(fits,
+               "embedding: rank {} needs {:.0f} bytes for its tables, but embedding.rank_bytes is "
+               "{}. Raise it, take more ranks or fewer rows, or store rows on disk "
+               "(embedding.memory_bytes)",
+               rank, most, options.rank_bytes);
+    return;
   }
 }
 
@@ -131,15 +249,49 @@ void pack_tables(const PackSpec& spec, TablePlacement& plan, bool packing) {
   }
 }
 
-/// Splits a pack into `parts`. Tables are dealt out by volume, like packs to groups.
-std::vector<PlacedPack> split(const TablePlacement& plan, const PlacedPack& pack, int64_t parts) {
+/// Parts of a plan with their volumes on each rank. Only ranks that hold some of an item count. The
+/// item goes to the part whose largest volume on them stays least. Ties go to the part with the
+/// least sum.
+class Parts {
+ public:
+  Parts(int64_t parts, int64_t ranks)
+      : loads_(static_cast<size_t>(parts), Loads(static_cast<size_t>(ranks), 0)) {}
+
+  /// Returns the part that gets an item with these volumes.
+  size_t add(const Loads& item) {
+    const auto key = [&](const Loads& part) {
+      double most = 0;
+      for (size_t r = 0; r < item.size(); ++r)
+        if (item[r] > 0) most = std::max(most, part[r] + item[r]);
+      return std::pair(most, mean_of(part));
+    };
+    const auto best = std::ranges::min_element(loads_, {}, key);
+    std::ranges::transform(*best, item, best->begin(), std::plus<>());
+    return static_cast<size_t>(best - loads_.begin());
+  }
+
+ private:
+  std::vector<Loads> loads_;
+};
+
+Loads volumes_of(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack) {
+  Loads volumes(static_cast<size_t>(plan.ranks), 0);
+  for (const int64_t t : pack.tables)
+    add_table(spec, plan, t, plan.tables[static_cast<size_t>(t)].volume, volumes);
+  return volumes;
+}
+
+/// Splits a pack into `parts`.
+std::vector<PlacedPack> split(const PackSpec& spec, const TablePlacement& plan,
+                              const PlacedPack& pack, int64_t parts) {
   std::vector<PlacedPack> found(static_cast<size_t>(parts),
                                 {.tables = {}, .sharding = pack.sharding, .hashed = pack.hashed});
   std::vector<int64_t> tables = pack.tables;
   const auto volume = [&](int64_t t) { return plan.tables[static_cast<size_t>(t)].volume; };
-  std::ranges::stable_sort(tables, [&](int64_t a, int64_t b) { return volume(a) > volume(b); });
+  std::ranges::stable_sort(tables, std::greater<>(), volume);
+  Parts loads(parts, plan.ranks);
   for (const int64_t t : tables) {
-    PlacedPack& to = *std::ranges::min_element(found, {}, &PlacedPack::volume);
+    PlacedPack& to = found[loads.add(volumes_of(spec, plan, {.tables = {t}}))];
     to.tables.push_back(t);
     to.volume += volume(t);
   }
@@ -148,40 +300,36 @@ std::vector<PlacedPack> split(const TablePlacement& plan, const PlacedPack& pack
   return found;
 }
 
-void replace(TablePlacement& plan, size_t index, int64_t parts) {
-  const std::vector<PlacedPack> found = split(plan, plan.packs[index], parts);
+void replace(const PackSpec& spec, TablePlacement& plan, size_t index, int64_t parts) {
+  const std::vector<PlacedPack> found = split(spec, plan, plan.packs[index], parts);
   plan.packs.erase(plan.packs.begin() + static_cast<int64_t>(index));
   plan.packs.insert(plan.packs.begin() + static_cast<int64_t>(index), found.begin(), found.end());
 }
 
-void split_packs(TablePlacement& plan) {
+void split_packs(const PackSpec& spec, TablePlacement& plan) {
   double sum = 0;
   for (const PlacedPack& pack : plan.packs) sum += pack.volume;
   const double mean = sum / static_cast<double>(plan.packs.size());
   for (size_t i = plan.packs.size(); i-- > 0;) {
     const auto parts = static_cast<int64_t>(std::ceil(plan.packs[i].volume / mean));
-    if (parts > 1) replace(plan, i, parts);
+    if (parts > 1) replace(spec, plan, i, parts);
   }
   while (static_cast<int64_t>(plan.packs.size()) < plan.groups) {
     const auto divisible_volume = [](const PlacedPack& pack) {
       return pack.tables.size() > 1 ? pack.volume : -1;
     };
     const auto largest = std::ranges::max_element(plan.packs, {}, divisible_volume);
-    replace(plan, static_cast<size_t>(largest - plan.packs.begin()), 2);
+    replace(spec, plan, static_cast<size_t>(largest - plan.packs.begin()), 2);
   }
 }
 
-void group_packs(TablePlacement& plan) {
+void group_packs(const PackSpec& spec, TablePlacement& plan) {
   std::vector<size_t> order(plan.packs.size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(
-      order, [&](size_t a, size_t b) { return plan.packs[a].volume > plan.packs[b].volume; });
-  std::vector<double> loads(static_cast<size_t>(plan.groups), 0);
-  for (const size_t i : order) {
-    const size_t group = least(loads);
-    plan.packs[i].group = static_cast<int64_t>(group);
-    loads[group] += plan.packs[i].volume;
-  }
+  std::ranges::stable_sort(order, std::greater<>(), [&](size_t i) { return plan.packs[i].volume; });
+  Parts groups(plan.groups, plan.ranks);
+  for (const size_t i : order)
+    plan.packs[i].group = static_cast<int64_t>(groups.add(volumes_of(spec, plan, plan.packs[i])));
   std::ranges::stable_sort(plan.packs, {}, &PlacedPack::group);
 }
 
@@ -216,16 +364,11 @@ TablePlacement place_tables(const PackSpec& spec, const PlacementOptions& option
   TablePlacement plan{
       .ranks = options.ranks, .groups = options.groups, .tables = measure_tables(spec, options)};
   if (tables == 0) return plan;
-  if (options.sharding) {
-    if (*options.sharding == Sharding::kColumnWise) check_column_wise(spec, options.ranks);
-    for (PlacedTable& table : plan.tables) table.sharding = *options.sharding;
-  } else {
-    choose_sharding(spec, options.ranks, plan.tables);
-  }
-  place_whole_tables(options.ranks, plan.tables);
+  choose_sharding(spec, options, plan.tables);
+  balance_bytes(spec, options, plan);
   pack_tables(spec, plan, options.packing);
-  if (options.packing) split_packs(plan);
-  group_packs(plan);
+  if (options.packing) split_packs(spec, plan);
+  group_packs(spec, plan);
   return plan;
 }
 

@@ -60,41 +60,53 @@ struct PlacementOptions {
   int64_t ranks = 1;  ///< number of ranks
   /// Sharding of all tables; nullopt: place_tables chooses one for each table.
   std::optional<Sharding> sharding = {};
-  bool packing = true;                      ///< false: every pack has only one table
-  int64_t groups = 1;                       ///< number of groups, at most the number of tables
+  /// Sharding of each table, in place of `sharding`. Nullopt, also for tables beyond its end:
+  /// `sharding` applies.
+  std::vector<std::optional<Sharding>> table_sharding = {};
+  int64_t rank_bytes = 0;  ///< maximum bytes of rows and state on each rank; 0: unlimited
+  bool packing = true;     ///< false: every pack has only one table
+  int64_t groups = 1;      ///< number of groups, at most the number of tables
   std::vector<double> ids_per_sample = {};  ///< expected ids of each feature; empty: 1 each
 };
 
 /// Makes a plan for n ranks in four passes. Each pass is a function of the plan before it.
 ///
-/// Pass 1, sharding. If `options.sharding` is set, all tables get it. Otherwise the first case that
-/// holds decides. Large tables are cut, since they would keep the ranks unbalanced. A table is
-/// large if its volume or its bytes exceed 1/n of the total over all tables.
-/// - A hashed table stays whole: cut into parts, it would refuse and evict different keys.
+/// Pass 1, sharding. Tables with a sharding in the options get it. For each other table, the first
+/// case that holds decides. A table is large if its volume or its bytes exceed 1/n of the total
+/// over all tables.
 /// - A table that is not large stays whole.
 /// - A large table is cut by columns if its optimizer, row format and dimension allow it. The ranks
 ///   then exchange as many bytes as for a whole table.
 /// - Any other large table is cut by rows. The ranks exchange n times the bytes, since every rank
-///   sends its part of every bag.
+///   sends its part of every bag. Each part of a hashed table has limits of its own. So it may
+///   refuse and evict other keys.
 ///
-/// Replication is never chosen: it would send n / 2 times the bytes for a whole table, and every
-/// rank would make every update. Whole tables are placed by LPT (longest processing time), in order
-/// of falling volume. Each one goes to the rank with the least volume so far.
+/// Whole tables are placed by LPT (longest processing time) for two loads, volume and bytes. Both
+/// are relative to the mean over ranks. A table counts by its larger load. In falling order, each
+/// one goes to the rank whose larger load stays least.
+///
+/// Then further tables are cut until each rank has balanced bytes, and at most `rank_bytes`.
+/// Balanced bytes are at most 1.1 times the mean, or less than 1 MiB above it. Each cut takes the
+/// largest whole table of the rank with the maximum bytes. If it has none, its largest table with
+/// uneven columns is cut by rows. Replication is never chosen: it would send n / 2 times the bytes
+/// for a whole table, and every rank would make every update.
 ///
 /// Pass 2, packing. Tables form one pack if they share the sharding, and the optimizer with its
 /// numbers. A pack has only hashed tables, or none. All tables have one row format. A pack may mix
 /// sums, means and dimensions. Without `options.packing`, every table is its own pack, and pass 3
 /// is skipped.
 ///
-/// Pass 3, splitting. A pack with one table cannot be split.
+/// Pass 3, splitting. A pack with one table cannot be split. The tables of a pack are dealt to its
+/// parts in order of falling volume. Each one goes to the part that then has the least volume on a
+/// rank. So the parts are balanced within each rank.
 /// - First, a pack whose volume exceeds the mean over packs is split into parts of about the mean.
 /// - Then, while there are fewer packs than groups, the pack with the largest volume is halved.
 ///
-/// Pass 4, grouping. The packs are put into groups in order of falling volume. Each one goes to the
-/// group with the least volume so far.
+/// Pass 4, grouping. The packs are put into groups in order of falling volume, by the same rule as
+/// tables into parts.
 ///
-/// Throws UserError for Pooling::kNone, which only a single PackedTables supports. Throws UserError
-/// for column-wise sharding of
+/// Throws UserError if a rank needs more than `rank_bytes`. Throws UserError for Pooling::kNone,
+/// which only a single PackedTables supports. Throws UserError for column-wise sharding of
 /// - tables with fewer than 4 columns a rank,
 /// - hashed tables,
 /// - tables with row-wise Adagrad, which has one state for a whole row,

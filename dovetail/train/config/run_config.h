@@ -270,6 +270,14 @@ struct EmbeddingOverride {
   void describe(Section& s);
 };
 
+/// Entry of [[embedding.placement]]: sharding of some tables. The last entry that names a table
+/// applies.
+struct EmbeddingPlacement {
+  std::vector<std::string> tables;  ///< globs over table names
+  std::string sharding = "table";   ///< row | table | column | replicated
+  void describe(Section& s);
+};
+
 /// Section [embedding]: the embedding tables of a recommender. A bag is the list of ids that one
 /// feature has in one sample. Its pooled row is the sum or the mean of the table rows of these ids.
 struct EmbeddingSection {
@@ -289,6 +297,9 @@ struct EmbeddingSection {
   /// auto | row | table | column | replicated: placement of tables on ranks
   /// (embedding/ranks/table_placement.h).
   std::string sharding = "auto";
+  std::vector<EmbeddingPlacement> placements;  ///< tables with another sharding
+  /// Maximum bytes of rows and state on each rank. The placement keeps to it. 0: unlimited.
+  int64_t rank_bytes = 0;
   /// Format in which ranks exchange pooled rows and their gradients: fp32 | bf16 | mxfp8.
   std::string exchange = "fp32";
   bool packing = true;  ///< look up tables with the same layout as one table

@@ -118,6 +118,14 @@ void EmbeddingOverride::describe(Section& s) {
   s.value("weight_decay", weight_decay, "L2 coefficient; -1: embedding.weight_decay").range(-1, 10);
 }
 
+void EmbeddingPlacement::describe(Section& s) {
+  s.value("tables", tables,
+          "Names of tables, as in embedding_plan.json. * stands for any text, ? for any character")
+      .required();
+  s.value("sharding", sharding, "Placement of these tables on ranks, as embedding.sharding")
+      .choices({"row", "table", "column", "replicated"});
+}
+
 void EmbeddingSection::describe(Section& s) {
   s.value("pooling", pooling, "Pooling of a bag's rows: their sum or mean")
       .choices({"sum", "mean"});
@@ -142,10 +150,18 @@ void EmbeddingSection::describe(Section& s) {
   s.list("override", overrides,
          "Tables with another optimizer. The last entry that names a table applies");
   s.value("sharding", sharding,
-          "Placement of tables on ranks. auto: whole tables, balanced over the ranks; tables that "
-          "are too large are cut. row: row i on rank i mod n. table: each table on one rank. "
-          "column: a range of columns on each rank. replicated: each table on every rank")
+          "Placement of tables on ranks. auto: whole tables, balanced over the ranks by bytes and "
+          "by work; tables that are too large are cut. row: row i on rank i mod n. table: each "
+          "table on one rank. column: a range of columns on each rank. replicated: each table on "
+          "every rank")
       .choices({"auto", "row", "table", "column", "replicated"});
+  s.list("placement", placements,
+         "Tables with another sharding. The last entry that names a table applies");
+  s.value(
+       "rank_bytes", rank_bytes,
+       "Maximum bytes of rows and state on each rank. Tables are cut to keep to it. 0: unlimited")
+      .unit("bytes")
+      .range(0, 1e15);
   s.value("exchange", exchange, "Format in which ranks exchange pooled rows and their gradients")
       .choices({"fp32", "bf16", "mxfp8"});
   s.value("packing", packing,

@@ -19,6 +19,7 @@
 #include "dovetail/ops/simd_level.h"
 #include "dovetail/train/embedding_tables/checkpoint.h"
 #include "dovetail/train/embedding_tables/hashed.h"
+#include "dovetail/train/embedding_tables/placement.h"
 #include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/metrics/ranking_metrics.h"
 #include "dovetail/train/recommender/validation.h"
@@ -157,12 +158,10 @@ void RecommenderTraining::count_ids() {
 }
 
 embedding::TablePlacement RecommenderTraining::plan_for(int64_t groups) const {
-  const EmbeddingSection& section = config().embedding;
-  embedding::PlacementOptions options{.ranks = group_->size(),
-                                      .packing = section.packing,
-                                      .groups = groups,
-                                      .ids_per_sample = ids_per_sample_};
-  if (section.sharding != "auto") options.sharding = embedding::parse_sharding(section.sharding);
+  embedding::PlacementOptions options = placement_options(config().embedding, lookups_->pack());
+  options.ranks = group_->size();
+  options.groups = groups;
+  options.ids_per_sample = ids_per_sample_;
   return embedding::place_tables(lookups_->pack(), options);
 }
 

@@ -11,6 +11,7 @@
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/embedding_tables/lookups.h"
 #include "dovetail/train/embedding_tables/optimizers.h"
+#include "dovetail/train/embedding_tables/placement.h"
 
 namespace dovetail::train {
 namespace {
@@ -91,7 +92,9 @@ void check_recommender(const ResolvedRun& run) {
                "rows.sparse \"{}\" has no num_rows. Give num_rows to hash its ids, or max_rows for "
                "a table without a fixed vocabulary",
                feature.feature_name());
-  check_overrides(run.config.embedding, RecommenderLookups(run.config).pack());
+  const embedding::PackSpec pack = RecommenderLookups(run.config).pack();
+  check_overrides(run.config.embedding, pack);
+  placement_options(run.config.embedding, pack);
 }
 
 void resolve_recommender_size(ResolvedRun& run, comm::Group& group) {

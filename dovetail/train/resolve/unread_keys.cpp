@@ -166,6 +166,7 @@ std::string keys_of_several_ranks(const RunConfig& config) {
   if (config.train.bucket_bytes != none.train.bucket_bytes) keys.push_back("train.bucket_bytes");
   if (config.parallel.shard != none.parallel.shard) keys.push_back("parallel.shard");
   if (config.embedding.sharding != none.embedding.sharding) keys.push_back("embedding.sharding");
+  if (!config.embedding.placements.empty()) keys.push_back("embedding.placement.sharding");
   if (config.embedding.exchange != none.embedding.exchange) keys.push_back("embedding.exchange");
   return fmt::format("{}", fmt::join(keys, ", "));
 }
