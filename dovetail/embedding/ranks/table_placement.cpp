@@ -102,9 +102,9 @@ void choose_sharding(const PackSpec& spec, const PlacementOptions& options,
     const auto number = static_cast<int64_t>(t);
     const bool too_large = tables[t].volume > share * volume ||
                            static_cast<double>(bytes_of(spec, number)) > share * bytes;
-    const Sharding chosen = options.ranks > 1 && too_large
-                                ? cut_sharding(spec, number, options.ranks)
-                                : Sharding::kTableWise;
+    const bool may_be_cut = options.ranks > 1 && !spec.tables[t].hashed;
+    const Sharding chosen =
+        may_be_cut && too_large ? cut_sharding(spec, number, options.ranks) : Sharding::kTableWise;
     tables[t].sharding = given_sharding(options, t).value_or(chosen);
     if (tables[t].sharding == Sharding::kColumnWise) check_column_wise(spec, number, options.ranks);
   }

@@ -74,12 +74,13 @@ struct PlacementOptions {
 /// Pass 1, sharding. Tables with a sharding in the options get it. For each other table, the first
 /// case that holds decides. A table is large if its volume or its bytes exceed 1/n of the total
 /// over all tables.
+/// - A hashed table stays whole here. Each part of a cut one has limits of its own. So it may
+///   refuse and evict other keys.
 /// - A table that is not large stays whole.
 /// - A large table is cut by columns if its optimizer, row format and dimension allow it. The ranks
 ///   then exchange as many bytes as for a whole table.
 /// - Any other large table is cut by rows. The ranks exchange n times the bytes, since every rank
-///   sends its part of every bag. Each part of a hashed table has limits of its own. So it may
-///   refuse and evict other keys.
+///   sends its part of every bag.
 ///
 /// Whole tables are placed by LPT (longest processing time) for two loads, volume and bytes. Both
 /// are relative to the mean over ranks. A table counts by its larger load. In falling order, each
