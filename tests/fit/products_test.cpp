@@ -1,6 +1,7 @@
 // Products are bitwise equal to plain loops of fused multiply-adds.
 #include "dovetail/fit/rows/products_simd.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -83,6 +84,52 @@ TEST(Product, SquaresAndMomentsAreThoseOfPlainLoops) {
         expect_equal_or_close(moments, expected_moments);
       }
   });
+}
+
+TEST(Product, FloatSquaresAddBlocksOfPlainLoopsInFloat64) {
+  at_every_simd_level([] {
+    for (const int64_t dim : {1, 4, 5, 24, 25, 40, 48, 50, 100})
+      for (const int64_t rows : {1, 128, 300}) {
+        const at::Tensor x = normal({rows, dim}, 1), point = normal({dim}, 2);
+        const at::Tensor sum = normal({dim, dim}, 3, at::kDouble), expected = sum.clone();
+        const at::Tensor z = x - point;
+        for (int64_t begin = 0; begin < rows; begin += kSquareBlock) {
+          const int64_t end = std::min(rows, begin + kSquareBlock);
+          for (int64_t i = 0; i < dim; ++i)
+            for (int64_t j = i; j < dim; ++j) {
+              float block = 0;
+              for (int64_t r = begin; r < end; ++r)
+                block = std::fma(z.const_data_ptr<float>()[r * dim + i],
+                                 z.const_data_ptr<float>()[r * dim + j], block);
+              expected.mutable_data_ptr<double>()[i * dim + j] += static_cast<double>(block);
+            }
+        }
+        const int64_t cut = std::min(rows, kSquareBlock);
+        for (const auto& [begin, end] : {std::pair<int64_t, int64_t>(0, cut), {cut, rows}})
+          add_float_squares(x.const_data_ptr<float>() + begin * dim, point.const_data_ptr<float>(),
+                            end - begin, dim, sum.mutable_data_ptr<double>());
+        if (ops::simd_level() != ops::SimdLevel::kScalar)
+          EXPECT_TRUE(at::equal(sum.triu(), expected.triu())) << rows << " x " << dim;
+        else
+          expect_close(sum.triu(), expected.triu(), 1e-5);
+      }
+  });
+}
+
+TEST(Product, FloatSquaresAreWithinTheirBound) {
+  for (const double offset : {0.0, 1e3}) {
+    const int64_t rows = 4096, dim = 64;
+    const at::Tensor x = normal({rows, dim}, 1) + offset, point = x.mean(0);
+    const at::Tensor z = x.to(at::kDouble) - point, sum = at::zeros({dim, dim}, at::kDouble);
+    add_float_squares(x.const_data_ptr<float>(), point.const_data_ptr<float>(), rows, dim,
+                      sum.mutable_data_ptr<double>());
+    const at::Tensor wrong = (sum - z.t().matmul(z)).triu().abs(),
+                     sizes = z.abs().t().matmul(z.abs());
+    const double u = std::ldexp(1.0, -24), blocks = static_cast<double>(rows / kSquareBlock);
+    const double largest = (wrong / sizes).max().item<double>();
+    EXPECT_LT(largest, 20 * u / std::sqrt(blocks));
+    EXPECT_GT(largest, 0);
+  }
 }
 
 }  // namespace

@@ -62,16 +62,28 @@ jobs::Partial times_task(const jobs::Parameters& parameters, const jobs::Shards&
 }
 const jobs::TaskRegistration kTimes("principal.times", at::kCPU, times_task);
 
-/// Parameters: mean (D) float64. Partial: sum of z z^T with z = x - mean, (D, D) float64. Only its
-/// elements on and above the diagonal are defined.
+/// Returns true if the products of a table's covariance are float32. Products of fewer columns take
+/// no longer in float64 than the reading of the rows.
+bool multiplies_floats(const at::Tensor& x) {
+  constexpr int64_t kColumns = 48;
+  return x.scalar_type() == at::kFloat && x.size(1) >= kColumns;
+}
+
+/// Parameters: point (D) float64, or float32 if multiplies_floats. Partial: sum of z z^T with z = x
+/// - point, (D, D) float64. Only its elements on and above the diagonal are defined.
 jobs::Partial covariance_task(const jobs::Parameters& parameters, const jobs::Shards& shard) {
   const at::Tensor x = jobs::rows_of(shard, 0);
   const int64_t dim = x.size(1);
   const at::Tensor sum = at::zeros({dim, dim}, at::kDouble);
-  with_rows(x, 0, [&](const auto* rows) {
-    add_squares(rows, parameters[0].const_data_ptr<double>(), shard.size, dim,
-                sum.mutable_data_ptr<double>());
-  });
+  auto* to = sum.mutable_data_ptr<double>();
+  if (multiplies_floats(x)) {
+    add_float_squares(x.const_data_ptr<float>(), parameters[0].const_data_ptr<float>(), shard.size,
+                      dim, to);
+  } else {
+    with_rows(x, 0, [&](const auto* rows) {
+      add_squares(rows, parameters[0].const_data_ptr<double>(), shard.size, dim, to);
+    });
+  }
   return {{sum}, static_cast<double>(shard.size)};
 }
 const jobs::TaskRegistration kCovariance("principal.covariance", at::kCPU, covariance_task);
@@ -117,8 +129,14 @@ std::tuple<at::Tensor, at::Tensor> eigen_of_upper(const at::Tensor& a) {
 PrincipalResult by_covariance(const TableData& data, const PrincipalOptions& options,
                               const std::function<void(const PrincipalIteration&)>& report) {
   const double begin = now_seconds();
-  const jobs::Partial sums = data.run("principal.covariance", {data.mean()});
-  const at::Tensor covariance = sums.tensors[0] / sums.weight;
+  const bool floats = multiplies_floats(data.x());
+  const at::Tensor point = floats ? data.mean().to(at::kFloat) : data.mean();
+  const jobs::Partial sums = data.run("principal.covariance", {point});
+  at::Tensor covariance = sums.tensors[0] / sums.weight;
+  if (floats) {
+    const at::Tensor shift = data.mean() - point;
+    covariance -= shift.unsqueeze(1) * shift;
+  }
   const auto [values, vectors] = eigen_of_upper(covariance);
   const int64_t dim = data.columns(), wanted = options.components;
   const at::Tensor order = at::arange(dim - 1, dim - 1 - wanted, -1, at::kLong);

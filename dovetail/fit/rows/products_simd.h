@@ -36,6 +36,16 @@ void subtract_point(const double* x, const double* point, int64_t rows, int64_t 
 void add_squares(const float* x, const double* point, int64_t rows, int64_t dim, double* sum);
 void add_squares(const double* x, const double* point, int64_t rows, int64_t dim, double* sum);
 
+/// Number of rows over which add_squares packs z, and add_float_squares adds in float32.
+constexpr int64_t kSquareBlock = 128;
+
+/// Like add_squares, but `point` is float32 and z is rounded to float32. Products are added in
+/// float32 over blocks of kSquareBlock rows, from the first row on. Blocks are added in float64.
+/// With u = 2^-24, the error of an element is at most (kSquareBlock + 2) u sum |z_i z_j|. For rows
+/// of random signs it is below 20 u / sqrt(number of blocks) of that sum. Bits are the same on AVX2
+/// and AVX-512, and for any division of the rows into calls of whole blocks.
+void add_float_squares(const float* x, const float* point, int64_t rows, int64_t dim, double* sum);
+
 /// Adds the sum of y to `first` (dim), and the sum of y^2 to `second` (dim), with y = x - point for
 /// rows x (rows, dim). Sums have the order and rounding of add_squares.
 void add_moments(const float* x, const double* point, int64_t rows, int64_t dim, double* first,

@@ -21,9 +21,8 @@ const at::Tensor& check_rows(const char* who, const at::Tensor& x, bool takes_do
   return x;
 }
 
-at::Tensor near_point(const at::Tensor& x) {
-  constexpr int64_t kRows = 4096;
-  const at::Tensor some = x.slice(0, 0, x.size(0), std::max<int64_t>(1, x.size(0) / kRows));
+at::Tensor near_point(const at::Tensor& x, int64_t rows) {
+  const at::Tensor some = x.slice(0, 0, x.size(0), std::max<int64_t>(1, x.size(0) / rows));
   return some.to(at::kDouble).mean(0).to(x.scalar_type());
 }
 

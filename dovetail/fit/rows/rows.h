@@ -15,10 +15,10 @@ namespace dovetail::fit {
 /// one column. Its dtype must be float32, or also float64 if `takes_double`.
 const at::Tensor& check_rows(const char* who, const at::Tensor& x, bool takes_double = false);
 
-/// Returns a point (D) near the rows of x (N, D), of the dtype of x: the mean of some evenly spaced
-/// rows. Algorithms subtract it from the rows first. Otherwise, large values close to each other
-/// would lose digits.
-at::Tensor near_point(const at::Tensor& x);
+/// Returns a point (D) near the rows of x (N, D), of the dtype of x: the mean of about `rows`
+/// evenly spaced rows. Algorithms subtract it from the rows first. Otherwise, large values close to
+/// each other would lose digits.
+at::Tensor near_point(const at::Tensor& x, int64_t rows = 4096);
 
 /// Maximum number of rows in a task's call of subtract_point. It is small, so that the result stays
 /// in a cache.

@@ -36,7 +36,8 @@ TableData::TableData(const char* who, const at::Tensor& x, std::shared_ptr<jobs:
     : x_(check_rows(who, x, /*takes_double=*/true)),
       resident_(with(x, std::move(more))),
       workers_(std::move(workers)) {
-  const at::Tensor point = near_point(x).to(at::kDouble);
+  constexpr int64_t kSome = 256;  // moments about it are corrected, so it may be coarse
+  const at::Tensor point = near_point(x, kSome).to(at::kDouble);
   if (!at::isfinite(point).all().item<bool>()) refuse_values(who, x);
   const at::Tensor moments = run("table.moments", {point}).tensors[0] / static_cast<double>(rows());
   if (!at::isfinite(moments).all().item<bool>()) refuse_values(who, x);
