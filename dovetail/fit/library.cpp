@@ -14,11 +14,12 @@
 #include "dovetail/fit/components/principal_components.h"
 #include "dovetail/fit/kmeans/batch.h"
 #include "dovetail/fit/kmeans/init.h"
+#include "dovetail/fit/mixture/mixture.h"
 #include "dovetail/fit/regression/regression.h"
 #include "dovetail/jobs/runtime.h"
 
-/// Defines torch.classes.dovetail.KMeansData, torch.ops.dovetail.kmeans_*, pca_* and
-/// linear_fit.
+/// Defines torch.classes.dovetail.KMeansData, torch.ops.dovetail.kmeans_*, pca_*,
+/// linear_fit, logistic_fit and mixture_*.
 namespace dovetail::fit {
 namespace {
 
@@ -105,12 +106,69 @@ std::tuple<at::Tensor, at::Tensor, double, at::Tensor, int64_t, bool> pca(
           data.mean(),       result.iterations, result.converged};
 }
 
+RegressionData regression_data(const at::Tensor& x, const at::Tensor& target,
+                               const std::optional<at::Tensor>& weights) {
+  return {x, target, nullptr, weights.value_or(at::Tensor())};
+}
+
 /// Returns coefficients, intercept, dependent columns.
-std::tuple<at::Tensor, double, std::vector<int64_t>> linear(const at::Tensor& x,
-                                                            const at::Tensor& target, double l2) {
-  RegressionData data(x, target);
-  LinearResult result = fit_linear(data, l2);
+std::tuple<at::Tensor, double, std::vector<int64_t>> linear(
+    const at::Tensor& x, const at::Tensor& target, const std::optional<at::Tensor>& weights,
+    double l2, bool intercept) {
+  RegressionData data = regression_data(x, target, weights);
+  LinearResult result = fit_linear(data, {.l2 = l2, .intercept = intercept});
   return {result.coefficients, result.intercept, std::move(result.dependent)};
+}
+
+/// Returns coefficients, intercepts, iterations, converged.
+std::tuple<at::Tensor, at::Tensor, int64_t, bool> logistic(
+    const at::Tensor& x, const at::Tensor& target, const std::optional<at::Tensor>& weights,
+    int64_t classes, double l2, int64_t iterations, double tolerance, bool intercept) {
+  RegressionData data = regression_data(x, target, weights);
+  const LogisticResult result = fit_logistic(
+      data, classes,
+      {.l2 = l2, .iterations = iterations, .tolerance = tolerance, .intercept = intercept});
+  return {result.coefficients, result.intercepts, result.iterations, result.converged};
+}
+
+/// Returns weights, means and covariances of the mixture whose components are the rows' labels.
+Tensors mixture_start(const at::Tensor& x, const at::Tensor& labels, const at::Tensor& points,
+                      const std::string& covariance, double regularization) {
+  MixtureData data(x);
+  const Mixture start =
+      data.of_labels(labels, points, parse_covariance(covariance), regularization);
+  return {start.weights, start.means, start.covariances};
+}
+
+/// `lower_bound` is the log-likelihood of a row before `start`; -infinity: unknown. Returns
+/// weights, means, covariances, labels, lower bound, iterations, converged.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, double, int64_t, bool> mixture(
+    const at::Tensor& x, const at::Tensor& weights, const at::Tensor& means,
+    const at::Tensor& covariances, const std::string& covariance, int64_t iterations,
+    double tolerance, double regularization, double lower_bound) {
+  MixtureData data(x);
+  const MixtureResult result =
+      fit_mixture(data, {.structure = parse_covariance(covariance)},
+                  {.iterations = iterations,
+                   .tolerance = tolerance,
+                   .regularization = regularization,
+                   .state = {at::scalar_tensor(0, at::kLong), weights, means, covariances,
+                             at::scalar_tensor(lower_bound, at::kDouble)}});
+  const Mixture& found = result.mixture;
+  return {found.weights,      found.means,       found.covariances, result.labels,
+          result.lower_bound, result.iterations, result.converged};
+}
+
+at::Tensor mixture_roots(const at::Tensor& means, const at::Tensor& covariances,
+                         const std::string& covariance) {
+  return precision_roots(
+      {.means = means, .covariances = covariances, .structure = parse_covariance(covariance)});
+}
+
+at::Tensor mixture_scores(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& means,
+                          const at::Tensor& roots, const std::string& covariance) {
+  return log_densities(
+      x, {.weights = weights, .means = means, .structure = parse_covariance(covariance)}, roots);
 }
 
 at::Tensor init(const Data& data, int64_t num_centres, const std::string& name, int64_t seed) {
@@ -146,6 +204,11 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
            dovetail::fit::PrincipalSolver::kPower;
   }>(m);
   dovetail::define<"linear_fit", dovetail::fit::linear>(m);
+  dovetail::define<"logistic_fit", dovetail::fit::logistic>(m);
+  dovetail::define<"mixture_start", dovetail::fit::mixture_start>(m);
+  dovetail::define<"mixture_fit", dovetail::fit::mixture>(m);
+  dovetail::define<"mixture_roots", dovetail::fit::mixture_roots>(m);
+  dovetail::define<"mixture_scores", dovetail::fit::mixture_scores>(m);
   dovetail::define<"kmeans_labels", [](const Data& data) { return data->data.labels(); }>(m);
   dovetail::define<"kmeans_distances", [](const Data& data, const at::Tensor& centres) {
     const auto distances = data->data.distances(centres);

@@ -29,8 +29,10 @@ __version__ = version()
 
 
 _ESTIMATORS = {
+    "GaussianMixture": "mixture",
     "KMeans": "cluster",
     "LinearRegression": "linear_model",
+    "LogisticRegression": "linear_model",
     "MiniBatchKMeans": "cluster",
     "PCA": "decomposition",
 }

@@ -76,7 +76,8 @@ Mixture start_of(MixtureData& data, const at::Tensor& x, int64_t num, Covariance
 
 TEST(Mixture, IsTheSameBitsWhoeverComputes) {
   const at::Tensor x = normal({kRows, 5}, 1);
-  for (const Covariance covariance : {Covariance::kFull, Covariance::kDiagonal})
+  for (const Covariance covariance :
+       {Covariance::kFull, Covariance::kDiagonal, Covariance::kTied, Covariance::kSpherical})
     expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
       MixtureData data(x, workers);
       const MixtureResult result =
@@ -98,6 +99,20 @@ TEST(Mixture, OfLabelsHasTheirMomentsHoweverFarFromZeroTheyAre) {
     const at::Tensor centred = rows - rows.mean(0);
     expect_close(mixture.means[k], rows.mean(0), 1e-11);
     expect_close(mixture.covariances[k], centred.t().matmul(centred) / 450, 1e-11);
+  }
+}
+
+TEST(Mixture, OfFloat64RowsIsTheSameAsOfTheirFloat32) {
+  const at::Tensor x = normal({700, 3}, 1), wide = x.to(at::kDouble);
+  for (const Covariance covariance : {Covariance::kFull, Covariance::kSpherical}) {
+    MixtureData narrow(x), data(wide);
+    const MixtureResult one = fit_mixture(narrow, start_of(narrow, x, 2, covariance)),
+                        two = fit_mixture(data, start_of(data, wide, 2, covariance));
+    EXPECT_TRUE(at::equal(one.labels, two.labels));
+    expect_close(one.mixture.covariances, two.mixture.covariances, 1e-12);
+    const at::Tensor scores = log_densities(wide, two.mixture, precision_roots(two.mixture));
+    EXPECT_TRUE(at::equal(scores.argmax(1).to(at::kInt), two.labels));
+    EXPECT_NEAR(at::logsumexp(scores, 1).mean().item<double>(), two.log_likelihood, 1e-12);
   }
 }
 
@@ -123,7 +138,11 @@ TEST(Mixture, RefusesWhatIsNone) {
   bad.covariances[1].fill_(1);
   EXPECT_THROW(fit_mixture(data, bad), UserError) << "of rank one";
   EXPECT_THROW(fit_mixture(data, good, {.iterations = 0}), UserError);
-  EXPECT_THROW(parse_covariance("tied"), UserError);
+  EXPECT_THROW(parse_covariance("round"), UserError);
+  bad = good;
+  bad.structure = Covariance::kTied;
+  EXPECT_THROW(fit_mixture(data, bad), UserError);
+  EXPECT_THROW(log_densities(x, good, good.covariances[0]), UserError);
   EXPECT_THROW(data.of_labels(at::full({50}, 3, at::kInt), good.means, Covariance::kFull, 0),
                UserError);
   x[3][1] = NAN;
@@ -138,12 +157,40 @@ TEST(Regression, IsTheSameBitsWhoeverComputes) {
     const LinearResult result = fit_linear(data);
     return {result.coefficients, number(result.intercept), number(result.rmse)};
   });
+  const at::Tensor weights = normal({x.size(0)}, 3, at::kDouble).abs();
+  expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
+    RegressionData data(x, y, workers, weights);
+    const LinearResult result = fit_linear(data);
+    return {result.coefficients, number(result.intercept), number(result.rmse)};
+  });
   for (const int64_t classes : {2, 3})
-    expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
-      RegressionData data(x, y.floor().to(at::kLong).remainder(classes), workers);
-      const LogisticResult result = fit_logistic(data, classes, {.iterations = 5});
-      return {result.coefficients, result.intercepts, number(result.loss), number(result.accuracy)};
-    });
+    for (const at::Tensor& given : {at::Tensor(), weights})
+      expect_same_bits([&](const Shared& workers) -> std::vector<at::Tensor> {
+        RegressionData data(x, y.floor().to(at::kLong).remainder(classes), workers, given);
+        const LogisticResult result = fit_logistic(data, classes, {.iterations = 5});
+        return {result.coefficients, result.intercepts, number(result.loss),
+                number(result.accuracy)};
+      });
+}
+
+TEST(Regression, AWeightCountsARowThatOften) {
+  const at::Tensor x = normal({300, 3}, 1, at::kDouble),
+                   y = x.sum(1) + normal({300}, 2, at::kDouble);
+  const at::Tensor times = at::arange(300, at::kLong) % 3;
+  const at::Tensor rows = at::repeat_interleave(times), classes = (y > 0.3).to(at::kLong);
+  const auto repeated = [&](const at::Tensor& all) { return all.index_select(0, rows); };
+  RegressionData weighted(x, y, nullptr, times.to(at::kDouble)), plain(repeated(x), repeated(y));
+  const LinearResult one = fit_linear(weighted), two = fit_linear(plain);
+  expect_close(one.coefficients, two.coefficients, 1e-12);
+  EXPECT_NEAR(one.r2, two.r2, 1e-12);
+  EXPECT_NEAR(one.rmse, two.rmse, 1e-12);
+  RegressionData some(x, classes, nullptr, times.to(at::kDouble)),
+      all(repeated(x), repeated(classes));
+  const LogisticOptions options{.tolerance = 1e-11};
+  const LogisticResult three = fit_logistic(some, 2, options), four = fit_logistic(all, 2, options);
+  expect_close(three.coefficients, four.coefficients, 1e-8);
+  EXPECT_NEAR(three.loss, four.loss, 1e-12);
+  EXPECT_NEAR(three.accuracy, four.accuracy, 1e-12);
 }
 
 TEST(Regression, LogisticEndsWhereTheGradientOfItsObjectiveIsZero) {
@@ -172,10 +219,14 @@ TEST(Regression, RefusesTargetsThatDoNotFit) {
   EXPECT_THROW(RegressionData(x, at::zeros({10})), UserError);
   EXPECT_THROW(RegressionData(x, at::full({10}, NAN, at::kDouble)), UserError);
   RegressionData numbers(x, at::zeros({10}, at::kDouble)), classes(x, at::arange(10, at::kLong));
+  for (const at::Tensor& weights :
+       {at::ones({9}, at::kDouble), at::ones({10}), at::zeros({10}, at::kDouble),
+        at::full({10}, -1.0, at::kDouble), at::full({10}, NAN, at::kDouble)})
+    EXPECT_THROW(RegressionData(x, at::zeros({10}, at::kDouble), nullptr, weights), UserError);
   EXPECT_THROW(fit_logistic(numbers, 2), UserError);
   EXPECT_THROW(fit_linear(classes), UserError);
   EXPECT_THROW(fit_logistic(classes, 9), UserError);
-  EXPECT_THROW(fit_linear(numbers, -1), UserError);
+  EXPECT_THROW(fit_linear(numbers, {.l2 = -1}), UserError);
   EXPECT_TRUE(std::isnan(fit_linear(numbers).r2));
 }
 

@@ -35,7 +35,11 @@ fit::Mixture start_of(const FitOptions& options, const FitContext& context,
 fit::MixtureResult iterate(const FitOptions& options, const FitContext& context,
                            fit::MixtureData& data) {
   const std::vector<at::Tensor>& stopped = context.state.stopped();
-  const fit::Mixture start = stopped.empty() ? start_of(options, context, data) : fit::Mixture();
+  fit::Mixture start;
+  if (stopped.empty())
+    start = start_of(options, context, data);
+  else
+    start.structure = fit::parse_covariance(options.covariance);
   train::TerminalLine terminal;
   return fit::fit_mixture(
       data, start,

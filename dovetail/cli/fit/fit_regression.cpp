@@ -30,7 +30,7 @@ std::string number(double value) { return fmt::format("{:.6g}", value); }
 void fit_linear_model(const FitOptions& options, const FitContext& context, FitOutcome& outcome) {
   const data::Matrix& matrix = context.matrix;
   fit::RegressionData data(matrix.x, matrix.target, context.workers);
-  const fit::LinearResult result = fit::fit_linear(data, options.l2);
+  const fit::LinearResult result = fit::fit_linear(data, {.l2 = options.l2});
   std::vector<std::string> dependent;
   for (const int64_t column : result.dependent)
     dependent.push_back(matrix.columns[static_cast<size_t>(column)]);

@@ -5,7 +5,9 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/schema/enum_names.h"
@@ -17,68 +19,76 @@
 namespace dovetail::fit {
 namespace {
 
-bool is_diagonal(const Mixture& mixture) { return mixture.covariances.dim() == 2; }
-
-[[noreturn]] void refuse_covariance(int64_t component) {
-  throw UserError(fmt::format("mixture: the covariance of component {} is not positive", component),
+[[noreturn]] void refuse_covariance(const std::string& which) {
+  throw UserError(fmt::format("mixture: {} is not positive", which),
                   "its rows lie in fewer dimensions than there are columns: raise the "
                   "regularization, use fewer components, or diagonal covariances");
 }
 
-/// Returns roots and constants of all components. A root is the matrix U (D, D) with U U^T =
-/// inverse of the covariance. For diagonal covariances it is the vector (D) of 1 / sqrt(variance).
-/// Constants (K) are log(weight) - log|covariance| / 2 - D log(2 pi) / 2.
-std::pair<at::Tensor, at::Tensor> precisions(const Mixture& mixture) {
+at::Tensor root_of_matrix(const at::Tensor& covariance, const std::string& which) {
+  const Cholesky factor = cholesky(covariance, std::numeric_limits<double>::epsilon());
+  if (!factor.dependent.empty()) refuse_covariance(which);
+  return inverse_of_lower(factor.lower).t().contiguous();
+}
+
+/// Returns the parameters of the tasks mixture.expect and mixture.scores: means, roots, constants
+/// and structure. Spherical roots are expanded to (K, D). Constants (K) are log(weight) -
+/// log|covariance| / 2 - D log(2 pi) / 2.
+jobs::Parameters task_parameters(const Mixture& mixture, const at::Tensor& roots) {
   const int64_t num = mixture.means.size(0), dim = mixture.means.size(1);
-  at::Tensor roots = at::empty_like(mixture.covariances);
+  const bool tied = mixture.structure == Covariance::kTied;
+  const at::Tensor shaped = mixture.structure == Covariance::kSpherical
+                                ? roots.unsqueeze(1).expand({num, dim}).contiguous()
+                                : roots;
   at::Tensor constants =
       at::log(mixture.weights) - 0.5 * static_cast<double>(dim) * std::log(2 * M_PI);
   for (int64_t k = 0; k < num; ++k) {
-    const at::Tensor covariance = mixture.covariances[k];
-    at::Tensor diagonal;
-    if (is_diagonal(mixture)) {
-      if (!(covariance > 0).all().item<bool>()) refuse_covariance(k);
-      roots[k].copy_(diagonal = covariance.rsqrt());
-    } else {
-      const Cholesky factor = cholesky(covariance, std::numeric_limits<double>::epsilon());
-      if (!factor.dependent.empty()) refuse_covariance(k);
-      const at::Tensor inverse = inverse_of_lower(factor.lower);
-      roots[k].copy_(inverse.t());
-      diagonal = inverse.diagonal();
-    }
+    const at::Tensor root = tied ? shaped : shaped[k];
+    const at::Tensor diagonal = (root.dim() == 2 ? root.diagonal() : root).contiguous();
+    const auto* value = diagonal.const_data_ptr<double>();
     double log_det = 0;
-    for (int64_t p = 0; p < dim; ++p) log_det += std::log(diagonal[p].item<double>());
+    for (int64_t p = 0; p < dim; ++p) log_det += std::log(value[p]);
     constants[k].add_(log_det);
   }
-  return {roots, constants};
+  return {mixture.means, shaped, constants, covariance_parameter(mixture.structure)};
 }
 
 /// Returns the mixture of maximum likelihood. With responsibilities r, `sums` holds: sum r (K), sum
 /// r (x - mean) (K, D), sum r (x - mean)(x - mean)^T. `means` are the means of these differences.
-Mixture maximize(const std::vector<at::Tensor>& sums, const at::Tensor& means,
+Mixture maximize(const std::vector<at::Tensor>& sums, const at::Tensor& means, Covariance structure,
                  double regularization) {
   // A component without rows keeps its mean and gets no weight.
   const at::Tensor counts = sums[0] + 10 * std::numeric_limits<double>::epsilon();
+  const double total = counts.sum().item<double>();
   const at::Tensor shift = sums[1] / counts.unsqueeze(1);
   Mixture after{
-      .weights = counts / counts.sum().item<double>(), .means = means + shift, .covariances = {}};
-  if (sums[2].dim() == 2) {
-    after.covariances =
-        (sums[2] / counts.unsqueeze(1) - shift.square()).clamp_min(0) + regularization;
-  } else {
-    after.covariances = sums[2] / counts.view({-1, 1, 1}) - shift.unsqueeze(2) * shift.unsqueeze(1);
-    after.covariances.diagonal(0, 1, 2).clamp_min_(0).add_(regularization);
+      .weights = counts / total, .means = means + shift, .covariances = {}, .structure = structure};
+  switch (structure) {
+    case Covariance::kFull:
+      after.covariances =
+          sums[2] / counts.view({-1, 1, 1}) - shift.unsqueeze(2) * shift.unsqueeze(1);
+      after.covariances.diagonal(0, 1, 2).clamp_min_(0).add_(regularization);
+      break;
+    case Covariance::kTied:
+      after.covariances = sums[2] / total;
+      for (int64_t k = 0; k < counts.size(0); ++k)
+        after.covariances.sub_(after.weights[k] * shift[k].unsqueeze(1) * shift[k]);
+      after.covariances.diagonal().clamp_min_(0).add_(regularization);
+      break;
+    case Covariance::kDiagonal:
+    case Covariance::kSpherical:
+      after.covariances =
+          (sums[2] / counts.unsqueeze(1) - shift.square()).clamp_min(0) + regularization;
+      if (structure == Covariance::kSpherical) after.covariances = after.covariances.mean(1);
   }
   return after;
 }
 
 void check_mixture(const Mixture& mixture, int64_t columns) {
-  const int64_t num = mixture.means.size(0);
-  const bool full = mixture.covariances.dim() == 3;
   user_check(mixture.means.dim() == 2 && mixture.means.size(1) == columns &&
-                 mixture.weights.dim() == 1 && mixture.weights.size(0) == num &&
-                 mixture.covariances.size(0) == num && mixture.covariances.size(1) == columns &&
-                 (!full || mixture.covariances.size(2) == columns),
+                 mixture.weights.dim() == 1 && mixture.weights.size(0) == mixture.means.size(0) &&
+                 mixture.covariances.sizes() ==
+                     covariance_shape(mixture.structure, mixture.means.size(0), columns),
              "mixture: weights {}, means {} and covariances {} are no mixture over {} columns",
              ops::describe(mixture.weights), ops::describe(mixture.means),
              ops::describe(mixture.covariances), columns);
@@ -87,23 +97,70 @@ void check_mixture(const Mixture& mixture, int64_t columns) {
 Mixture as_double(const Mixture& mixture) {
   return {.weights = mixture.weights.to(at::kDouble).contiguous(),
           .means = mixture.means.to(at::kDouble).contiguous(),
-          .covariances = mixture.covariances.to(at::kDouble).contiguous()};
+          .covariances = mixture.covariances.to(at::kDouble).contiguous(),
+          .structure = mixture.structure};
 }
 
 }  // namespace
 
 Covariance parse_covariance(std::string_view name) {
-  constexpr std::array<std::string_view, 2> kNames = {"full", "diag"};
+  constexpr std::array<std::string_view, 4> kNames = {"full", "diag", "tied", "spherical"};
   return parse_enum<Covariance>("mixture", "covariance", name, kNames);
+}
+
+std::vector<int64_t> covariance_shape(Covariance structure, int64_t num, int64_t dim) {
+  if (structure == Covariance::kFull) return {num, dim, dim};
+  if (structure == Covariance::kTied) return {dim, dim};
+  return structure == Covariance::kDiagonal ? std::vector{num, dim} : std::vector{num};
+}
+
+at::Tensor covariance_parameter(Covariance structure) {
+  return at::scalar_tensor(static_cast<int64_t>(structure), at::kLong);
+}
+
+Covariance covariance_of(const at::Tensor& parameter) {
+  return static_cast<Covariance>(parameter.item<int64_t>());
 }
 
 int64_t Mixture::num_parameters() const {
   const int64_t num = means.size(0), dim = means.size(1);
-  return num - 1 + num * dim + num * (covariances.dim() == 2 ? dim : dim * (dim + 1) / 2);
+  const bool matrices = structure == Covariance::kFull || structure == Covariance::kTied;
+  const int64_t one = structure == Covariance::kSpherical ? 1 : dim;
+  return num - 1 + num * dim +
+         (structure == Covariance::kTied ? 1 : num) * (matrices ? dim * (dim + 1) / 2 : one);
+}
+
+at::Tensor precision_roots(const Mixture& mixture) {
+  const at::Tensor& covariances = mixture.covariances;
+  if (mixture.structure == Covariance::kTied)
+    return root_of_matrix(covariances, "the covariance of all components");
+  const auto which = [](int64_t k) { return fmt::format("the covariance of component {}", k); };
+  at::Tensor roots = at::empty_like(covariances);
+  for (int64_t k = 0; k < covariances.size(0); ++k) {
+    const at::Tensor covariance = covariances[k];
+    if (mixture.structure == Covariance::kFull) {
+      roots[k].copy_(root_of_matrix(covariance, which(k)));
+    } else {
+      if (!(covariance > 0).all().item<bool>()) refuse_covariance(which(k));
+      roots[k].copy_(covariance.rsqrt());
+    }
+  }
+  return roots;
+}
+
+at::Tensor log_densities(const at::Tensor& x, const Mixture& mixture, const at::Tensor& roots) {
+  const TableData table("mixture", x, nullptr,
+                        {at::zeros({x.size(0), mixture.means.size(0)}, at::kDouble)});
+  Mixture checked = mixture;
+  checked.covariances = roots;
+  check_mixture(checked, table.columns());
+  checked = as_double(checked);
+  table.run("mixture.scores", task_parameters(checked, checked.covariances));
+  return table.tensor(1);
 }
 
 MixtureData::MixtureData(const at::Tensor& x, std::shared_ptr<jobs::Workers> workers)
-    : table_("mixture", check_rows("mixture", x), std::move(workers),
+    : table_("mixture", check_rows("mixture", x, /*takes_double=*/true), std::move(workers),
              {at::zeros({x.size(0)}, at::kInt)}) {}
 
 Mixture MixtureData::of_labels(const at::Tensor& labels, const at::Tensor& points,
@@ -116,15 +173,15 @@ Mixture MixtureData::of_labels(const at::Tensor& labels, const at::Tensor& point
              "mixture: labels must be {} int32 in [0, {})", rows(), points.size(0));
   table_.put(kLabels, labels.clone());
   const at::Tensor around = points.to(at::kDouble).contiguous();
-  const jobs::Partial sums = table_.run(
-      "mixture.start", {around, at::scalar_tensor(covariance == Covariance::kFull, at::kBool)});
-  return maximize(sums.tensors, around, regularization);
+  const jobs::Partial sums =
+      table_.run("mixture.start", {around, covariance_parameter(covariance)});
+  return maximize(sums.tensors, around, covariance, regularization);
 }
 
 MixtureData::Step MixtureData::step(const Mixture& before, double regularization) {
-  const auto [roots, constants] = precisions(before);
-  const jobs::Partial sums = table_.run("mixture.expect", {before.means, roots, constants});
-  return {.after = maximize(sums.tensors, before.means, regularization),
+  const jobs::Partial sums =
+      table_.run("mixture.expect", task_parameters(before, precision_roots(before)));
+  return {.after = maximize(sums.tensors, before.means, before.structure, regularization),
           .log_likelihood = sums.tensors[3].item<double>() / sums.weight};
 }
 
@@ -136,8 +193,9 @@ MixtureResult fit_mixture(MixtureData& data, const Mixture& start, const Mixture
              "mixture: tolerance {} and regularization {}", options.tolerance,
              options.regularization);
   const std::vector<at::Tensor>& state = options.state;
-  MixtureResult result{.mixture =
-                           state.empty() ? start : Mixture{state.at(1), state.at(2), state.at(3)}};
+  MixtureResult result{
+      .mixture =
+          state.empty() ? start : Mixture{state.at(1), state.at(2), state.at(3), start.structure}};
   check_mixture(result.mixture, data.columns());
   result.mixture = as_double(result.mixture);
   double last = -std::numeric_limits<double>::infinity();
@@ -162,6 +220,7 @@ MixtureResult fit_mixture(MixtureData& data, const Mixture& start, const Mixture
     report(line);
   }
   result.log_likelihood = data.step(result.mixture, options.regularization).log_likelihood;
+  result.lower_bound = last;
   result.labels = data.labels();
   const auto rows = static_cast<double>(data.rows()),
              free = static_cast<double>(result.mixture.num_parameters());
