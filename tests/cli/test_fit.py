@@ -8,7 +8,8 @@ import pytest
 from cli import dovetail, dovetail_json
 
 linear_model = pytest.importorskip("sklearn.linear_model")
-from sklearn import cluster, mixture  # noqa: E402
+pd = pytest.importorskip("pandas")
+from sklearn import cluster, datasets, decomposition, mixture  # noqa: E402
 
 
 def stretched_clouds(rows=3000, columns=4, k=3, seed=1):
@@ -23,12 +24,18 @@ def stretched_clouds(rows=3000, columns=4, k=3, seed=1):
 def of_labels(x, labels, k, covariance):
     """A mixture's parameters when each row belongs to its label."""
     groups = [x[labels == i] for i in range(k)]
-    full = [np.cov(group.T, bias=True) + 1e-6 * np.eye(x.shape[1]) for group in groups]
-    spreads = np.array(full) if covariance == "full" else np.array([np.diag(c) for c in full])
-    return np.bincount(labels) / len(x), np.array([g.mean(0) for g in groups]), spreads
+    full = np.array([np.cov(group.T, bias=True) + 1e-6 * np.eye(x.shape[1]) for group in groups])
+    weights = np.bincount(labels) / len(x)
+    spreads = {
+        "full": full,
+        "diag": np.array([np.diag(c) for c in full]),
+        "tied": np.tensordot(weights, full, 1),
+        "spherical": np.array([np.diag(c).mean() for c in full]),
+    }[covariance]
+    return weights, np.array([g.mean(0) for g in groups]), spreads
 
 
-@pytest.mark.parametrize("covariance", ["full", "diag"])
+@pytest.mark.parametrize("covariance", ["full", "diag", "tied", "spherical"])
 def test_a_mixture_is_that_of_scikit_learn_from_the_same_start(tmp_path, covariance):
     x, k = stretched_clouds(), 3
     np.save(tmp_path / "x.npy", x)
@@ -37,7 +44,7 @@ def test_a_mixture_is_that_of_scikit_learn_from_the_same_start(tmp_path, covaria
     wide = x.astype(np.float64)
     labels = cluster.KMeans(k, init=wide[:k], n_init=1, algorithm="lloyd").fit(wide).labels_
     weights, means, spreads = of_labels(wide, labels, k, covariance)
-    precisions = np.linalg.inv(spreads) if covariance == "full" else 1 / spreads
+    precisions = np.linalg.inv(spreads) if covariance in ("full", "tied") else 1 / spreads
     oracle = mixture.GaussianMixture(
         k,
         covariance_type=covariance,
@@ -180,6 +187,209 @@ def test_principal_components_are_those_of_scikit_learn(tmp_path, components, so
     np.testing.assert_allclose(ours, oracle.components_ * signs[:, None], rtol=1e-6, atol=1e-8)
     scores = np.loadtxt(tmp_path / "run/scores.csv", delimiter=",", skiprows=1, ndmin=2)
     np.testing.assert_allclose(scores, oracle.transform(x.astype(np.float64)) * signs, rtol=1e-6, atol=1e-6)
+
+
+def iris(folder):
+    """Saves iris as train.csv, and as new.csv with its columns in another order and two more."""
+    frame = datasets.load_iris(as_frame=True)
+    table = frame.data.assign(species=np.array(["setosa", "versicolor", "virginica"])[frame.target])
+    table.to_csv(folder / "train.csv", index=False)
+    mixed = table.iloc[::-1, ::-1].assign(note="x").reset_index(drop=True)
+    mixed.to_csv(folder / "new.csv", index=False)
+    return table, mixed[frame.data.columns]
+
+
+def predicted(folder, *words):
+    """Fits on train.csv and predicts new.csv."""
+    dovetail("fit", words[0], "--data", "train.csv", *words[1:], "--out", "run", folder=folder)
+    result = dovetail_json("fit", "predict", "run", "--data", "new.csv", "--out", "new/out.csv", folder=folder)
+    found = pd.read_csv(folder / "new/out.csv")
+    assert result == {"file": "new/out.csv", "model": words[0], "rows": 150, "bad_values": 0, "rows_left_out": 0}
+    assert found.row.tolist() == list(range(150))
+    return found
+
+
+def test_predicts_numbers_of_other_rows(tmp_path):
+    import dovetail as package
+
+    table, new = iris(tmp_path)
+    x, y = table.iloc[:, :3], table.iloc[:, 3]
+    found = predicted(tmp_path, "linear", "--target", y.name, "--drop-columns", "species")
+    assert found.columns.tolist() == ["row", "prediction"]
+    oracle = linear_model.LinearRegression().fit(x, y)
+    np.testing.assert_allclose(found.prediction, oracle.predict(new[x.columns]), rtol=1e-10)
+    ours = package.LinearRegression().fit(x, y)
+    np.testing.assert_allclose(found.prediction, ours.predict(new[x.columns]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_predicts_classes_of_other_rows(tmp_path, classes):
+    import dovetail as package
+
+    table, new = iris(tmp_path)
+    table = table[table.species != "setosa"] if classes == 2 else table
+    table.to_csv(tmp_path / "train.csv", index=False)
+    found = predicted(tmp_path, "logistic", "--target", "species", "--tolerance", 1e-10, "--iterations", 999)
+    x = table.iloc[:, :4]
+    oracle = linear_model.LogisticRegression(solver="newton-cholesky", tol=1e-12).fit(x, table.species)
+    ours = package.LogisticRegression(tol=1e-10, max_iter=999).fit(x, table.species)
+    assert found.columns.tolist() == ["row", "prediction", *("probability_of_" + name for name in oracle.classes_)]
+    assert found.prediction.tolist() == oracle.predict(new).tolist() == ours.predict(new).tolist()
+    np.testing.assert_allclose(found.iloc[:, 2:], oracle.predict_proba(new), atol=1e-7)
+    np.testing.assert_allclose(found.iloc[:, 2:], ours.predict_proba(new), atol=1e-9)
+
+
+def test_predicts_scores_of_other_rows(tmp_path):
+    import dovetail as package
+
+    table, new = iris(tmp_path)
+    x = table.iloc[:, :4]
+    found = predicted(tmp_path, "pca", "--components", 3, "--drop-columns", "species")
+    assert found.columns.tolist() == ["row", "component0", "component1", "component2"]
+    oracle = decomposition.PCA(3, svd_solver="full").fit(x)
+    expected = oracle.transform(new) * np.sign((package.PCA(3).fit(x).components_ * oracle.components_).sum(1))
+    np.testing.assert_allclose(found.iloc[:, 1:], expected, atol=1e-10)
+    np.testing.assert_allclose(found.iloc[:, 1:], package.PCA(3).fit(x).transform(new), atol=1e-12)
+
+
+@pytest.mark.parametrize("covariance", ["full", "diag", "tied", "spherical"])
+def test_predicts_components_of_other_rows(tmp_path, covariance):
+    import dovetail as package
+
+    _, new = iris(tmp_path)
+    found = predicted(tmp_path, "gmm", "--k", 3, "--covariance", covariance, "--drop-columns", "species")
+    names = ["row", "label", "log_likelihood", *(f"probability_of_{k}" for k in range(3))]
+    assert found.columns.tolist() == names
+    model = json.loads((tmp_path / "run/mixture.json").read_text())
+    spreads = np.array(model["covariances"])
+    ours = package.GaussianMixture(3, covariance_type=covariance)
+    theirs = mixture.GaussianMixture(3, covariance_type=covariance)
+    matrices = covariance in ("full", "tied")
+    for fit in (ours, theirs):
+        fit.weights_, fit.means_ = np.array(model["weights"]), np.array(model["means"])
+        inverse = np.linalg.inv(spreads) if matrices else 1 / spreads
+        fit.precisions_cholesky_ = np.linalg.cholesky(inverse) if matrices else np.sqrt(inverse)
+    ours.n_features_in_ = 4
+    for fit in (ours, theirs):
+        np.testing.assert_array_equal(found.label, fit.predict(new.to_numpy()))
+        np.testing.assert_allclose(found.log_likelihood, fit.score_samples(new.to_numpy()), rtol=1e-9)
+        np.testing.assert_allclose(found.iloc[:, 3:], fit.predict_proba(new.to_numpy()), atol=1e-9)
+
+
+def test_predictions_number_the_rows_of_the_file(tmp_path):
+    pd.DataFrame({"x": [1.0, 2, 3, 4], "y": [2.0, 4, 6, 8]}).to_csv(tmp_path / "train.csv", index=False)
+    (tmp_path / "new.csv").write_text("x\n10\nNA\n20\n\nbad\n30\n")
+    dovetail("fit", "linear", "--data", "train.csv", "--target", "y", "--out", "run", folder=tmp_path)
+    words = ["fit", "predict", "run", "--data", "new.csv", "--out", "out.csv", "--bad-values", "skip"]
+    assert dovetail_json(*words, folder=tmp_path)["rows_left_out"] == 2
+    found = pd.read_csv(tmp_path / "out.csv")
+    assert found.row.tolist() == [0, 2, 4]
+    np.testing.assert_allclose(found.prediction, [20, 40, 60], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("new", "words", "message"),
+    [
+        ("a,c\n1,2\n", [], "the model of run: no column is named b"),
+        ("a,2\n1,2\n", [], "the model of run: no column is named b"),
+        ("1,2\n3,4\n", [], "the model of run: no column is named a"),
+        ("a,b,a\n1,2,3\n", [], "the model of run: columns 0 and 2 are both named `a`"),
+        ("a,b\n1,x\n", [], "skip leaves such rows out\n"),
+        ("a,b\n1,2\n", ["--columns", "a"], "--columns and --drop-columns do nothing here: the model of run says"),
+        ("a,b\n1,2\n", ["--drop-columns", "a"], "--columns and --drop-columns do nothing here: the model of run says"),
+        ("a,b\n1,2\n", ["--threads", 2], "--threads is an option of `dovetail fit gmm`, `linear`, `logistic`, `pca`"),
+        ("a,b\n1,2\n", ["--l2", 2], "--l2 is an option of `dovetail fit linear`, `logistic`, not of"),
+    ],
+)
+def test_other_columns_than_the_models_are_refused(tmp_path, new, words, message):
+    (tmp_path / "x.csv").write_text("a,b,y\n1,2,3\n4,5,6\n7,9,8\n")
+    (tmp_path / "new.csv").write_text(new)
+    dovetail("fit", "linear", "--data", "x.csv", "--target", "y", "--out", "run", folder=tmp_path)
+    call = ["fit", "predict", "run", "--data", "new.csv", "--out", "out.csv", *words]
+    assert message in dovetail(*call, folder=tmp_path, code=2).stderr
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_place_is_not_taken_for_a_name(tmp_path):
+    (tmp_path / "x.csv").write_text("1,b\n1,2\n4,5\n7,9\n")
+    (tmp_path / "new.csv").write_text("a,b\n1,2\n")
+    dovetail("fit", "pca", "--data", "x.csv", "--header", "yes", "--components", 1, "--out", "run", folder=tmp_path)
+    call = ["fit", "predict", "run", "--data", "new.csv", "--out", "out.csv"]
+    assert "the model needs a column named 1" in dovetail(*call, folder=tmp_path, code=2).stderr
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n4,5\n7,9\n")
+    words = ["--data", "x.csv", "--out", "out.csv"]
+    for call, message in [
+        (["fit", "predict", "nowhere", *words], "nowhere holds no model"),
+        (["fit", "predict", *words], "the folder of a run is missing"),
+        (["fit", "predict", "run", *words[:2]], "--out is required"),
+        (["fit", "pca", "run", *words], "run is an option of `dovetail fit predict`"),
+    ]:
+        assert message in dovetail(*call, folder=tmp_path, code=2).stderr
+    dovetail("fit", "pca", *words[:2], "--components", 1, "--out", "run", folder=tmp_path)
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    whole = (tmp_path / "run/model.safetensors").read_bytes()
+    for damaged, message in [
+        (whole[:-8], "model.safetensors"),
+        (whole.replace(b'\\"pca\\"', b'\\"gmm\\"'), "this is no model of `dovetail fit`"),
+        (whole.replace(b'a\\",\\"b', b"abcdefg"), "the tensors are no model pca over 1 columns"),
+        (whole.replace(b"dovetail.fit", b"dovetail.fix"), "this is no model of `dovetail fit`"),
+    ]:
+        assert damaged != whole
+        (tmp_path / "run/model.safetensors").write_bytes(damaged)
+        assert message in dovetail("fit", "predict", "run", *words, folder=tmp_path, code=2).stderr
+
+
+def test_rows_that_float32_would_round_are_float64(tmp_path):
+    random = np.random.default_rng(0)
+    day = 1.7e9 + np.array([0, 30]).repeat(500) + random.normal(0, 1, 1000)
+    x = np.column_stack([day, random.normal(0, 1, 1000)])
+    np.save(tmp_path / "x.npy", x)
+    done = dovetail("fit", "gmm", "--data", "x.npy", "--k", 2, "--out", "gmm", "--json", folder=tmp_path)
+    assert "rows are float64, since float32 rounds column `c0`" in done.stderr
+    assert sorted(json.loads(done.stdout)["counts"]) == [500, 500]
+    means = np.sort(np.loadtxt(tmp_path / "gmm/means.csv", delimiter=",", skiprows=1)[:, 0])
+    np.testing.assert_allclose(means, [day[:500].mean(), day[500:].mean()], rtol=1e-12)
+    y = 3 * (x[:, 0] - 1.7e9) - x[:, 1] + random.normal(0, 0.1, 1000)
+    np.save(tmp_path / "xy.npy", np.column_stack([x, y]))
+    dovetail("fit", "linear", "--data", "xy.npy", "--target", "c2", "--out", "linear", folder=tmp_path)
+    oracle = linear_model.LinearRegression().fit(x - [1.7e9, 0], y)
+    found = np.loadtxt(tmp_path / "linear/coefficients.csv", delimiter=",", skiprows=1)
+    np.testing.assert_allclose(found[1:], oracle.coef_, rtol=1e-9)
+    np.save(tmp_path / "far.npy", x * [1e30, 1])
+    assert "scale the columns" in dovetail("fit", "gmm", "--data", "far.npy", "--k", 2, folder=tmp_path, code=2).stderr
+    components = dovetail_json("fit", "pca", "--data", "far.npy", "--components", 1, "--out", "pca", folder=tmp_path)
+    assert components["shares"][0] == pytest.approx(1, abs=1e-12)
+
+
+def test_longley_has_ten_certified_digits(tmp_path):
+    """NIST StRD, Longley: y, then x1 to x6; certified intercept and coefficients."""
+    rows = """
+        60323 83.0 234289 2356 1590 107608 1947
+        61122 88.5 259426 2325 1456 108632 1948
+        60171 88.2 258054 3682 1616 109773 1949
+        61187 89.5 284599 3351 1650 110929 1950
+        63221 96.2 328975 2099 3099 112075 1951
+        63639 98.1 346999 1932 3594 113270 1952
+        64989 99.0 365385 1870 3547 115094 1953
+        63761 100.0 363112 3578 3350 116219 1954
+        66019 101.2 397469 2904 3048 117388 1955
+        67857 104.6 419180 2822 2857 118734 1956
+        68169 108.4 442769 2936 2798 120445 1957
+        66513 110.8 444546 4681 2637 121950 1958
+        68655 112.6 482704 3813 2552 123366 1959
+        69564 114.2 502601 3931 2514 125368 1960
+        69331 115.7 518173 4806 2572 127852 1961
+        70551 116.9 554894 4007 2827 130081 1962"""
+    lines = [",".join(line.split()) for line in rows.strip().splitlines()]
+    (tmp_path / "longley.csv").write_text("\n".join(["y,x1,x2,x3,x4,x5,x6", *lines, ""]))
+    dovetail("fit", "linear", "--data", "longley.csv", "--target", "y", "--out", "run", folder=tmp_path)
+    certified = [-3482258.63459582, 15.0618722713733, -0.358191792925910e-01, -2.02022980381683, -1.03322686717359,
+                 -0.511041056535807e-01, 1829.15146461355]  # fmt: skip
+    found = np.loadtxt(tmp_path / "run/coefficients.csv", delimiter=",", skiprows=1)
+    np.testing.assert_allclose(found, certified, rtol=1e-10)
 
 
 def test_executors_change_nothing_but_who_computes(tmp_path):

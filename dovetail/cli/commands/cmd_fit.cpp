@@ -12,6 +12,8 @@
 #include "dovetail/base/table.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/cli/fit/fit_models.h"
+#include "dovetail/cli/fit/fitted_model.h"
+#include "dovetail/cli/fit/predict.h"
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/fit/components/principal_components.h"
 #include "dovetail/fit/mixture/mixture.h"
@@ -21,6 +23,9 @@ namespace dovetail::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+/// Word in place of a model that applies a fitted one.
+constexpr const char* kPredict = "predict";
 
 struct Model {
   const char* name;
@@ -79,9 +84,11 @@ void declare_models(Arguments& arguments, FitOptions& options) {
       .range(1, 1 << 20);
   arguments
       .option("--covariance", "WHAT", &options.covariance,
-              fmt::format("full, or diag: columns independent ({})", gmm.covariance))
+              fmt::format("full, diag: columns independent, tied: one for all components, or "
+                          "spherical: one variance a component ({})",
+                          gmm.covariance))
       .goes_with({"gmm"})
-      .one_of({"full", "diag"});
+      .one_of({"full", "diag", "tied", "spherical"});
   arguments
       .option("--init", "NAME|FILE", &options.init,
               fmt::format("start of k-means, whose clusters give the first components, as in "
@@ -168,7 +175,8 @@ class FitCommand : public Command {
  public:
   std::string name() const override { return "fit"; }
   std::string summary() const override {
-    return "Fit a mixture, a regression or principal components to a table of numbers";
+    return "Fit a mixture, a regression or principal components to a table of numbers, or apply "
+           "one";
   }
   std::string example() const override {
     return "dovetail fit logistic --data flights.parquet --target late";
@@ -178,15 +186,23 @@ class FitCommand : public Command {
     arguments
         .positional("model", &model_,
                     "gmm (mixture of normal distributions), linear or logistic (regression, for "
-                    "any number of classes), pca (principal components)")
+                    "any number of classes), pca (principal components). predict: apply the model "
+                    "of RUN to other rows")
         .is_required()
-        .one_of({"gmm", "linear", "logistic", "pca"});
+        .one_of({"gmm", "linear", "logistic", "pca", kPredict});
+    arguments.positional("run", &model_run_, "folder of the run whose model predicts")
+        .goes_with({kPredict})
+        .completes(Completion::kFolder);
     table_.declare_data(arguments);
     declare_models(arguments, given_);
-    table_.declare_workers(arguments);
+    Arguments workers;
+    table_.declare_workers(workers);
+    arguments.add_only_for({"gmm", "linear", "logistic", "pca"}, workers);
     arguments
-        .option("--out", "FOLDER", &out_, "Folder of the run (runs/<model>-<name of the file>)")
-        .completes(Completion::kFolder);
+        .option("--out", "PATH", &out_,
+                "Folder of the run (runs/<model>-<name of the file>); with predict the file of "
+                "the predictions, CSV")
+        .completes(Completion::kFile);
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
@@ -194,11 +210,44 @@ class FitCommand : public Command {
     user_check(model_ != "linear" || !table_.fresh(),
                "--fresh starts a stopped job over, but fit linear is one pass that leaves nothing "
                "to continue; leave it out");
+    if (model_ == kPredict) {
+      if (model_run_.empty())
+        throw UserError("dovetail fit predict: the folder of a run is missing",
+                        "for example: dovetail fit predict runs/linear-houses --data new.csv "
+                        "--out prices.csv");
+      user_check(!out_.empty(), "dovetail fit predict: --out is required: the file of predictions");
+    }
     table_.check();
   }
 
   void run() override {
     check();
+    model_ == kPredict ? predict() : fit();
+  }
+
+ private:
+  void predict() const {
+    const std::shared_ptr<comm::Group> group = table_.join();
+    user_check(group->size() == 1,
+               "dovetail fit predict runs on one node; leave out `dovetail "
+               "launch`");
+    const FittedModel model = load_model(model_run_);
+    const data::Matrix matrix = table_.read(*group, {.columns = model.columns,
+                                                     .columns_by = "the model of " + model_run_,
+                                                     .type = data::MatrixType::kExact});
+    write_predictions(out_, model, columns_of(model, matrix), matrix.left_out);
+    const Json json = {{"file", out_},
+                       {"model", model.model},
+                       {"rows", matrix.x.size(0)},
+                       {"bad_values", matrix.num_bad},
+                       {"rows_left_out", matrix.left_out.size()}};
+    if (json_) return print_json(json);
+    print(format_table({{"rows", format_grouped(matrix.x.size(0))},
+                        {"rows left out", format_grouped(std::ssize(matrix.left_out))},
+                        {"file", out_}}));
+  }
+
+  void fit() {
     const FitOptions options = resolved();
     const double start = now_seconds();
     const std::shared_ptr<comm::Group> group = table_.join();
@@ -206,10 +255,11 @@ class FitCommand : public Command {
     const bool writes = group->rank() == 0;
     std::optional<train::RunFolder> folder;
     if (writes) folder.emplace(path);
-    const data::Matrix matrix =
-        table_.read(*group, {.target = options.target,
-                             .target_kind = model_ == "logistic" ? data::TargetKind::kClass
-                                                                 : data::TargetKind::kNumber});
+    const data::Matrix matrix = table_.read(
+        *group,
+        {.target = options.target,
+         .target_kind = model_ == "logistic" ? data::TargetKind::kClass : data::TargetKind::kNumber,
+         .type = data::MatrixType::kExact});
     const auto workers = table_.make_workers(group);
     const std::string words = words_of(model_, options);
     JobState state(*group, path,
@@ -252,7 +302,6 @@ class FitCommand : public Command {
     }
   }
 
- private:
   /// Refuses options of an iteration that the solver does not have.
   void check_solver(const FitOptions& options, int64_t columns) const {
     if (fit::resolved(fit::parse_principal_solver(options.solver), columns) ==
@@ -298,7 +347,7 @@ class FitCommand : public Command {
   }
 
   TableOptions table_;
-  std::string model_, out_;
+  std::string model_, model_run_, out_;
   /// Options as given; empty or -1 if not given.
   FitOptions given_ = {.init = {},
                        .covariance = {},

@@ -24,8 +24,8 @@ class SimulateCommand : public Command {
     Arguments moe, hybrid;
     moe_.declare(moe);
     hybrid_.declare(hybrid);
-    arguments.add_only_for("moe", moe);
-    arguments.add_only_for("hybrid", hybrid);
+    arguments.add_only_for({"moe"}, moe);
+    arguments.add_only_for({"hybrid"}, hybrid);
     arguments.option("--plot", "FILE", &plot_, "Draw the time by number of ranks or nodes (SVG)")
         .completes(Completion::kFile);
     arguments.flag("--json", json_, "Print the result as JSON");

@@ -53,7 +53,7 @@ at::Tensor centres_by(const std::string& init, const data::Matrix& matrix, fit::
   if (!std::filesystem::exists(init))
     throw UserError(fmt::format(
         "--init: {} is neither a file nor k-means++, k-means-parallel, random or first", init));
-  const data::Matrix start = data::read_matrix(init, {.type = at::kDouble});
+  const data::Matrix start = data::read_matrix(init, {.type = data::MatrixType::kFloat64});
   user_check(start.x.size(0) == num_centres && start.x.size(1) == data.columns(),
              "--init: {} has {} rows of {} columns, not {} (--k) of {} (the data)", init,
              start.x.size(0), start.x.size(1), num_centres, data.columns());

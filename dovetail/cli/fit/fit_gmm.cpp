@@ -3,11 +3,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/fit/clusters.h"
 #include "dovetail/cli/fit/clusters_report.h"
 #include "dovetail/cli/fit/fit_models.h"
+#include "dovetail/cli/fit/fitted_model.h"
 #include "dovetail/fit/mixture/mixture.h"
 #include "dovetail/train/run/progress.h"
 
@@ -23,13 +25,32 @@ Json nested(const at::Tensor& x) {
   return list;
 }
 
+/// Returns the table with float32 rows, which k-means takes. Columns of a float64 table are centred
+/// first.
+data::Matrix narrowed(const data::Matrix& matrix, const fit::MixtureData& data) {
+  if (matrix.x.scalar_type() == at::kFloat) return matrix;
+  data::Matrix narrow = matrix;
+  narrow.origin = data.mean();
+  const at::Tensor centred = matrix.x - narrow.origin;
+  constexpr double kLeast = 1e-18, kMost = 1e18;  // squares within float32
+  const double largest = centred.abs().max().item<double>();
+  if (largest != 0 && (largest < kLeast || largest > kMost))
+    throw UserError(fmt::format("dovetail fit gmm: k-means, which finds the start, takes float32, "
+                                "but the rows lie up to {:.3g} from their mean",
+                                largest),
+                    fmt::format("scale the columns to between {:g} and {:g}", kLeast, kMost));
+  narrow.x = centred.to(at::kFloat);
+  return narrow;
+}
+
 fit::Mixture start_of(const FitOptions& options, const FitContext& context,
                       fit::MixtureData& data) {
-  fit::KMeansData clusters(context.matrix.x, context.workers);
-  const fit::KMeansResult means = fit::lloyd(
-      clusters, centres_by(options.init, context.matrix, clusters, options.k, options.seed));
-  return data.of_labels(means.labels, means.centres, fit::parse_covariance(options.covariance),
-                        options.regularization);
+  const data::Matrix matrix = narrowed(context.matrix, data);
+  fit::KMeansData clusters(matrix.x, context.workers);
+  const fit::KMeansResult means =
+      fit::lloyd(clusters, centres_by(options.init, matrix, clusters, options.k, options.seed));
+  return data.of_labels(means.labels, matrix.original(means.centres),
+                        fit::parse_covariance(options.covariance), options.regularization);
 }
 
 fit::MixtureResult iterate(const FitOptions& options, const FitContext& context,
@@ -62,13 +83,18 @@ void write(const train::RunFolder& run, const FitOptions& options, const FitCont
   const fit::Mixture& mixture = result.mixture;
   const data::Matrix& matrix = context.matrix;
   const std::filesystem::path& folder = run.path();
-  const at::Tensor means = matrix.original(mixture.means);
-  write_table(folder / "means.csv", matrix.columns, means);
+  write_table(folder / "means.csv", matrix.columns, mixture.means);
   write_labels(folder / "labels.csv", result.labels, matrix.left_out);
   run.write_json("mixture.json", {{"columns", matrix.columns},
                                   {"weights", nested(mixture.weights)},
-                                  {"means", nested(means)},
+                                  {"means", nested(mixture.means)},
                                   {"covariances", nested(mixture.covariances)}});
+  save_model(folder, {.model = "gmm",
+                      .columns = matrix.columns,
+                      .tensors = {{"weights", mixture.weights},
+                                  {"means", mixture.means},
+                                  {"covariances", mixture.covariances}},
+                      .covariance = options.covariance});
   write_iterations(run, context.state.lines(), {"log_likelihood", "seconds"});
   std::vector<double> curve;
   for (const std::vector<double>& line : context.state.lines()) curve.push_back(line[0]);

@@ -19,7 +19,7 @@ namespace dovetail::cli {
 /// chosen model does not have.
 ///
 /// - init: initial centres of k-means, whose clusters start a mixture; as for `dovetail kmeans`
-/// - covariance: "full" or "diag" covariances of a mixture
+/// - covariance: structure of a mixture's covariances (fit::parse_covariance)
 /// - target: column to predict
 /// - k: number of components of a mixture
 /// - components: number of principal components
@@ -36,7 +36,7 @@ struct FitOptions {
 
 /// Input of a fit. The job may run on several nodes (processes, started by torchrun).
 struct FitContext {
-  const data::Matrix& matrix;  ///< table to fit
+  const data::Matrix& matrix;  ///< table to fit, as MatrixType::kExact
   /// Objects that run the tasks; null: threads of this process.
   std::shared_ptr<jobs::Workers> workers;
   JobState& state;               ///< saved progress, from which a stopped job resumes

@@ -5,6 +5,7 @@
 
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/fit/fit_models.h"
+#include "dovetail/cli/fit/fitted_model.h"
 #include "dovetail/fit/components/principal_components.h"
 #include "dovetail/train/run/progress.h"
 
@@ -71,8 +72,10 @@ void fit_pca(const FitOptions& options, const FitContext& context, FitOutcome& o
   outcome.write = [=, &matrix, &context](const train::RunFolder& run) {
     const std::filesystem::path& folder = run.path();
     write_table(folder / "components.csv", matrix.columns, result.directions.t().contiguous());
-    write_table(folder / "mean.csv", matrix.columns,
-                matrix.original(mean.unsqueeze(0)).contiguous());
+    write_table(folder / "mean.csv", matrix.columns, mean.unsqueeze(0));
+    save_model(folder, {.model = "pca",
+                        .columns = matrix.columns,
+                        .tensors = {{"directions", result.directions}, {"mean", mean}}});
     write_table(folder / "scores.csv", names, scores(x, mean, result.directions));
     write_iterations(run, context.state.lines(), {"residual", "explained", "seconds"});
   };

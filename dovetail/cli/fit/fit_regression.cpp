@@ -9,6 +9,7 @@
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/cli/fit/fit_models.h"
+#include "dovetail/cli/fit/fitted_model.h"
 #include "dovetail/fit/regression/regression.h"
 #include "dovetail/train/run/progress.h"
 
@@ -16,12 +17,6 @@ namespace dovetail::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-/// Returns the intercepts for x in the coordinates of the file.
-at::Tensor moved_back(const at::Tensor& intercepts, const at::Tensor& coefficients,
-                      const data::Matrix& matrix) {
-  return intercepts - (coefficients * matrix.origin).sum(-1);
-}
 
 std::string number(double value) { return fmt::format("{:.6g}", value); }
 
@@ -43,9 +38,7 @@ void fit_linear_model(const FitOptions& options, const FitContext& context, FitO
   json["l2"] = options.l2;
   json["r2"] = std::isfinite(result.r2) ? Json(result.r2) : Json();
   json["rmse"] = result.rmse;
-  const at::Tensor intercept =
-      moved_back(at::scalar_tensor(result.intercept, at::kDouble), result.coefficients, matrix);
-  json["intercept"] = intercept.item<double>();
+  json["intercept"] = result.intercept;
   json["dependent"] = dependent;
   outcome.verdict = fmt::format("{} from {} columns of {} rows.", options.target,
                                 matrix.columns.size(), format_grouped(matrix.x.size(0)));
@@ -54,9 +47,16 @@ void fit_linear_model(const FitOptions& options, const FitContext& context, FitO
       {"root mean square error", number(result.rmse)}};
   std::vector<std::string> columns = {"intercept"};
   columns.insert(columns.end(), matrix.columns.begin(), matrix.columns.end());
+  const at::Tensor intercept = at::scalar_tensor(result.intercept, at::kDouble);
   const at::Tensor row = at::cat({intercept.unsqueeze(0), result.coefficients}).unsqueeze(0);
+  const FittedModel model{
+      .model = "linear",
+      .columns = matrix.columns,
+      .tensors = {{"coefficients", result.coefficients}, {"intercept", intercept}},
+      .target = matrix.target_name};
   outcome.write = [=](const train::RunFolder& run) {
     write_table(run.path() / "coefficients.csv", columns, row);
+    save_model(run.path(), model);
   };
 }
 
@@ -108,10 +108,16 @@ void fit_logistic_model(const FitOptions& options, const FitContext& context, Fi
   columns.insert(columns.end(), matrix.columns.begin(), matrix.columns.end());
   const std::vector<std::string> names(matrix.classes.begin() + (num_classes == 2 ? 1 : 0),
                                        matrix.classes.end());
-  const at::Tensor intercepts = moved_back(result.intercepts, result.coefficients, matrix);
-  const at::Tensor rows = at::cat({intercepts.unsqueeze(1), result.coefficients}, 1);
+  const at::Tensor rows = at::cat({result.intercepts.unsqueeze(1), result.coefficients}, 1);
+  const FittedModel model{
+      .model = "logistic",
+      .columns = matrix.columns,
+      .tensors = {{"coefficients", result.coefficients}, {"intercepts", result.intercepts}},
+      .target = matrix.target_name,
+      .classes = matrix.classes};
   outcome.write = [=, &context](const train::RunFolder& run) {
     write_table(run.path() / "coefficients.csv", columns, rows, names);
+    save_model(run.path(), model);
     write_iterations(run, context.state.lines(), {"loss", "gradient", "seconds"});
   };
 }

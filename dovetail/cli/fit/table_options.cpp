@@ -160,8 +160,14 @@ data::Matrix TableOptions::read(const comm::Group& group, data::MatrixOptions op
     at::set_num_threads(std::max(1, machine().cores / here));
   }
   options.bad_values = kBadValues.at(bad_values_);
-  options.drop_columns = parse_names("--drop-columns", drop_columns_);
-  options.columns = parse_names("--columns", columns_);
+  if (!options.columns.empty()) {
+    user_check(columns_.empty() && drop_columns_.empty(),
+               "--columns and --drop-columns do nothing here: {} says which columns to read",
+               options.columns_by);
+  } else {
+    options.drop_columns = parse_names("--drop-columns", drop_columns_);
+    options.columns = parse_names("--columns", columns_);
+  }
   options.delimiter = delimiter_ == "\\t" ? "tab" : delimiter_ == " " ? "blank" : delimiter_;
   options.decimal = decimal_[0];
   options.header = header_;

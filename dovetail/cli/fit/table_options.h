@@ -31,8 +31,9 @@ class TableOptions {
   /// node 0 writes results.
   std::shared_ptr<comm::Group> join() const;
   /// Sets the number of threads of this process and reads the table. Members of `options` for which
-  /// the command line has an option are overwritten. Node 0 logs notes, warnings and bad values of
-  /// the table.
+  /// the command line has an option are overwritten, except `columns`. If `columns` is not empty,
+  /// --columns and --drop-columns are refused. Node 0 logs notes, warnings and bad values of the
+  /// table.
   data::Matrix read(const comm::Group& group, data::MatrixOptions options = {}) const;
   /// Returns the object that runs tasks on the executors of --executors, or on several nodes. Null
   /// on a single node without --executors: tasks then run on the threads of this process.

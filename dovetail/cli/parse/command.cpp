@@ -30,10 +30,10 @@ Argument& Arguments::flag(std::string name, bool& target, std::string help) {
   return list_.back();
 }
 
-void Arguments::add_only_for(const std::string& first, const Arguments& others) {
+void Arguments::add_only_for(const std::vector<std::string>& firsts, const Arguments& others) {
   for (const Argument& argument : others.list()) {
     list_.push_back(argument);
-    list_.back().only_for = {first};
+    list_.back().only_for = firsts;
   }
 }
 

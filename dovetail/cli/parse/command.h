@@ -63,8 +63,8 @@ class Arguments {
                    std::string help);
   Argument& flag(std::string name, bool& target, std::string help);
   /// Adds all arguments of `others`. They are allowed only if the value of the command's first
-  /// positional is `first`.
-  void add_only_for(const std::string& first, const Arguments& others);
+  /// positional is in `firsts`.
+  void add_only_for(const std::vector<std::string>& firsts, const Arguments& others);
   /// Adds an argument that takes all words from the first one that is no option of this command.
   Argument& remainder(std::string name, std::vector<std::string>& target, std::string help);
 

@@ -171,8 +171,7 @@ Matrix join(MatrixParts from, const MatrixOptions& options, const std::filesyste
         path.string());
   warn_of_wide_numbers(from, matrix);
   if (!options.target.empty()) join_target(from.parts, rows, options, matrix);
-  options.type == at::kDouble ? keep_values(from.parts, rows, matrix)
-                              : round_values(from.parts, rows, matrix);
+  round_values(from.parts, rows, options.type, matrix);
   return matrix;
 }
 
@@ -218,7 +217,7 @@ MatrixColumns::MatrixColumns(std::vector<std::string> all, const MatrixOptions& 
                             : find_column(options.target, options.target_option, names, path);
   std::vector<bool> keep(names.size(), options.columns.empty());
   for (const std::string& column : options.columns)
-    keep[find_column(column, "--columns", names, path)] = true;
+    keep[find_column(column, options.columns_by, names, path)] = true;
   if (options.columns.empty())
     for (const size_t column : index) keep[column] = false;
   for (const std::string& column : options.drop_columns)

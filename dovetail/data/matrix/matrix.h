@@ -9,8 +9,8 @@
 
 namespace dovetail::data {
 
-/// Treatment of bad values and bad rows. A bad value is missing, text, NaN, infinite or beyond the
-/// range of float32. A bad row has the wrong number of fields.
+/// Treatment of bad values and bad rows. A bad value is missing, text, NaN, infinite or, with
+/// MatrixType::kFloat32, beyond the range of float32. A bad row has the wrong number of fields.
 enum class BadValues {
   kError,  ///< throw UserError that names line and column
   /// Use 0 for a bad value. Leave the row out if the bad value is its target (the column to
@@ -25,6 +25,13 @@ enum class TargetKind {
   kClass,   ///< classes: each different number or text is one class
 };
 
+/// Number format of Matrix::x.
+enum class MatrixType {
+  kFloat32,  ///< float32, with an origin for columns that it would round coarsely
+  kExact,    ///< float32 if it holds all values exactly, otherwise float64; the origin is 0
+  kFloat64,  ///< float64; the origin is 0
+};
+
 /// Options of read_matrix. A column is given by its name, or by its index from 0 if no column has
 /// that name.
 struct MatrixOptions {
@@ -33,9 +40,11 @@ struct MatrixOptions {
   /// Columns to read. Empty: all columns except the row labels (index) of a data frame that pandas
   /// or R wrote.
   std::vector<std::string> columns;
+  std::string columns_by = "--columns";  ///< option or model that asks for `columns`, in messages
   std::string target;  ///< column to predict, or to read apart for another use; empty: none
   std::string target_option = "--target";  ///< option that names `target`, for messages
   TargetKind target_kind = TargetKind::kNumber;
+  MatrixType type = MatrixType::kFloat32;
   /// Delimiter between the fields of a text file: one character, "tab" or "blank". Empty: detect
   /// it.
   std::string delimiter;
@@ -43,14 +52,12 @@ struct MatrixOptions {
   /// Meaning of the first line of a text file. "yes": names of columns; "no": a row; empty: detect
   /// it.
   std::string header;
-  /// Type of Matrix::x: kFloat, or kDouble for values as in the file, with origin 0.
-  at::ScalarType type = at::kFloat;
 };
 
 /// Table of numbers, and the target if one was asked for. N rows and D columns, without the target.
 /// The value of the file in row n and column d is x[n, d] + origin[d], up to rounding.
 struct Matrix {
-  at::Tensor x;  ///< (N, D) of MatrixOptions::type, contiguous
+  at::Tensor x;  ///< (N, D) float32 or float64 (MatrixType), contiguous
   /// (D) float64. One number per column, subtracted from the column's values before rounding to
   /// float32, so that digits are not lost. It is 0 for a column that float32 holds well enough
   /// without it.
@@ -97,8 +104,9 @@ struct Matrix {
 /// - Booleans count as 0 and 1.
 /// - In messages, lines and rows count from 1. Columns always count from 0.
 ///
-/// Values are read as float64 and rounded to float32. If that would round a column coarsely
-/// compared with its range, `origin` is subtracted first (see data/matrix/matrix_rounding.h).
+/// Values are read as float64. MatrixType::kFloat32 rounds them to float32. If that would round a
+/// column coarsely compared with its range, `origin` is subtracted first (see
+/// data/matrix/matrix_rounding.h).
 ///
 /// Throws UserError for
 ///

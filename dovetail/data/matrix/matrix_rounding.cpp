@@ -37,6 +37,16 @@ struct Spread {
   }
 };
 
+/// Moves the values of all parts into matrix.x as float64.
+void keep_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) {
+  matrix.x = at::empty({rows, std::ssize(matrix.columns)}, at::kDouble);
+  auto* to = matrix.x.mutable_data_ptr<double>();
+  for (MatrixPart& part : parts) {
+    const std::vector<double> values = std::exchange(part.values, {});
+    to = std::copy(values.begin(), values.end(), to);
+  }
+}
+
 /// Number of neighbouring rows that differ in a column, and how many of them rounding makes equal.
 struct Merged {
   int64_t differ = 0, merged = 0;
@@ -45,7 +55,7 @@ struct Merged {
 
 }  // namespace
 
-void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) {
+void round_values(std::vector<MatrixPart>& parts, int64_t rows, MatrixType type, Matrix& matrix) {
   const size_t width = matrix.columns.size();
   std::vector<std::vector<Spread>> spreads(parts.size(), std::vector<Spread>(width));
   parallel_pieces(std::ssize(parts), 1, [&](int64_t i, int64_t) {
@@ -54,11 +64,18 @@ void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) 
       spreads[static_cast<size_t>(i)][at % width].add(values[at]);
   });
   matrix.origin = at::zeros({static_cast<int64_t>(width)}, at::kDouble);
+  if (type == MatrixType::kFloat64) return keep_values(parts, rows, matrix);
   auto* const origin = matrix.origin.mutable_data_ptr<double>();
   for (size_t c = 0; c < width; ++c) {
     Spread all;
     for (const auto& spread : spreads) all.add(spread[c]);
-    origin[c] = all.origin();
+    if (type == MatrixType::kFloat32) {
+      origin[c] = all.origin();
+    } else if (!all.exact) {
+      matrix.notes.push_back(fmt::format("rows are float64, since float32 rounds column `{}`",
+                                         printable(matrix.columns[c])));
+      return keep_values(parts, rows, matrix);
+    }
   }
   matrix.x = at::empty({rows, static_cast<int64_t>(width)}, at::kFloat);
   std::vector<int64_t> first_row;
@@ -97,17 +114,6 @@ void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) 
           "column `{}`: float32 rounds its values by up to {:.3g}. This makes {} of {} differing "
           "neighbours equal. Scale it, or split it into columns of a smaller range",
           printable(matrix.columns[c]), all.loss, all.merged, all.differ));
-  }
-}
-
-void keep_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix) {
-  const int64_t width = std::ssize(matrix.columns);
-  matrix.origin = at::zeros({width}, at::kDouble);
-  matrix.x = at::empty({rows, width}, at::kDouble);
-  auto* to = matrix.x.mutable_data_ptr<double>();
-  for (MatrixPart& part : parts) {
-    to = std::ranges::copy(part.values, to).out;
-    part.values = {};
   }
 }
 

@@ -16,9 +16,9 @@ namespace dovetail::data {
 ///
 /// Rounding to float32 can make different values equal. Counts pairs of adjacent rows whose values
 /// differ in a column. Adds a warning for the column if rounding makes more than 1 % of them equal.
-void round_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix);
-
-/// Like round_values, but `matrix.x` is float64 and nothing is rounded. Origins are 0.
-void keep_values(std::vector<MatrixPart>& parts, int64_t rows, Matrix& matrix);
+///
+/// With MatrixType::kExact and kFloat64 nothing is rounded. With kExact, `matrix.x` is float64 if
+/// float32 does not hold all values exactly. A note then names such a column.
+void round_values(std::vector<MatrixPart>& parts, int64_t rows, MatrixType type, Matrix& matrix);
 
 }  // namespace dovetail::data

@@ -75,7 +75,8 @@ void RowTaker::add(double value) {
     ++column_;
     return;
   }
-  if (std::string reason; !fits_float32(value, reason)) return add_bad(reason);
+  if (std::string reason; options_.type == MatrixType::kFloat32 && !fits_float32(value, reason))
+    return add_bad(reason);
   part_.values.push_back(value);
   ++column_;
 }
@@ -160,8 +161,10 @@ void RowTaker::add_bad(const std::string& reason) {
         message(),
         target ? "--bad-values skip leaves such rows out"
                : fmt::format("--bad-values zero puts 0 in such places, --bad-values skip leaves "
-                             "such rows out, --drop-columns {} leaves the column out",
-                             column),
+                             "such rows out{}",
+                             options_.columns.empty()
+                                 ? fmt::format(", --drop-columns {} leaves the column out", column)
+                                 : ""),
         path_.string());
   ++part_.num_bad;
   if (part_.first_bad.size() < kBadPlaces) part_.first_bad.push_back(message());
