@@ -25,32 +25,19 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
 
 import dovetail  # noqa: F401  registers torch.ops.dovetail
 import numpy
 import torch
-from peers import machine, peer_folder
+from peers import add_clustering_peers, machine, rates
 from threadpoolctl import threadpool_limits
 
 COLUMNS = 100
-PEERS = ["faiss-cpu==1.15.1", "scikit-learn-intelex==2026.2.0", "daal==2026.2.0", "tbb==2023.2.0", "tcmlib==1.6.0"]
 # clusters -> (rounds, at least this ratio of the fastest peer's time to ours)
 CASES = {5: (15, 2.0), 64: (7, 1.1), 1024: (3, 1.0)}
 SAME_INERTIA = 1e-6
-
-
-def add_peers() -> None:
-    """The peers in a folder of their own; their dependencies are scikit-learn's, which the environment has."""
-    folder = peer_folder("-".join(["kmeans", *(peer.split("==")[1] for peer in PEERS)]))
-    if not (folder / ".ready").exists():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
-        options = ["--disable-pip-version-check", "--no-warn-script-location", "--prefix", str(folder)]
-        subprocess.run([*command, *options, *PEERS], check=True)
-        (folder / ".ready").touch()
-    sys.path.append(str(next(folder.glob("lib/python3*/site-packages"))))
 
 
 class Dovetail:
@@ -178,22 +165,6 @@ def inertia(x: numpy.ndarray, centres: numpy.ndarray) -> float:
     return total
 
 
-def best_of(action, rounds: int = 10) -> float:
-    best = float("inf")
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        action()
-        best = min(best, time.perf_counter() - begin)
-    return best
-
-
-def rates() -> tuple[float, float]:
-    """Bytes read plus written per second of 128 MiB, and FLOP/s of a product of 2048 cubed."""
-    source = torch.ones(1 << 25)
-    target, a = torch.zeros_like(source), torch.ones(2048, 2048)
-    return 2 * source.nbytes / best_of(lambda: target.copy_(source)), 2 * 2048**3 / best_of(lambda: a @ a, 5)
-
-
 def measure(x: numpy.ndarray, k: int, threads: int, rounds: int, ours) -> dict:
     centres = numpy.ascontiguousarray(x[numpy.random.default_rng(k).choice(len(x), k, replace=False)])
     sides = {"dovetail": ours, "scikit-learn": ScikitLearn, "faiss": Faiss, "oneDAL": OneDal}
@@ -267,7 +238,7 @@ def main() -> int:
     parser.add_argument("--without-kernel", action="store_true", help="our side composed of torch's operations")
     parser.add_argument("--out", help="also write the result as JSON")
     options = parser.parse_args()
-    add_peers()
+    add_clustering_peers(install=True)
     x, here = make_data(options.rows), machine()
     print(f"k-means, {options.rows} x {COLUMNS}, one iteration; {here['cpu']}, {here['simd']}")
     lines, holds = [], True

@@ -2,8 +2,19 @@
 
 import os
 import pathlib
+import subprocess
+import sys
+import time
 
 import torch
+
+CLUSTERING = [
+    "faiss-cpu==1.15.1",
+    "scikit-learn-intelex==2026.2.0",
+    "daal==2026.2.0",
+    "tbb==2023.2.0",
+    "tcmlib==1.6.0",
+]
 
 
 def peer_folder(name: str) -> pathlib.Path:
@@ -13,6 +24,40 @@ def peer_folder(name: str) -> pathlib.Path:
         or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "dovetail"
     )
     return cache / "peers" / name
+
+
+def add_clustering_peers(install: bool) -> bool:
+    """Makes faiss and oneDAL (scikit-learn-intelex, daal4py) importable; False if they are not installed.
+
+    They lie alone in a folder of the cache. Their dependencies are scikit-learn's, which the environment has.
+    """
+    folder = peer_folder("-".join(["kmeans", *(peer.split("==")[1] for peer in CLUSTERING)]))
+    if not (folder / ".ready").exists():
+        if not install:
+            return False
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
+        options = ["--disable-pip-version-check", "--no-warn-script-location", "--prefix", str(folder)]
+        subprocess.run([*command, *options, *CLUSTERING], check=True)
+        (folder / ".ready").touch()
+    sys.path.append(str(next(folder.glob("lib/python3*/site-packages"))))
+    return True
+
+
+def best_of(action, rounds: int = 10) -> float:
+    """Seconds of the fastest round."""
+    best = float("inf")
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        action()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def rates() -> tuple[float, float]:
+    """Bytes read plus written per second of 128 MiB, and FLOP/s of a product of 2048 cubed."""
+    source = torch.ones(1 << 25)
+    target, a = torch.zeros_like(source), torch.ones(2048, 2048)
+    return 2 * source.nbytes / best_of(lambda: target.copy_(source)), 2 * 2048**3 / best_of(lambda: a @ a, 5)
 
 
 def machine() -> dict:
