@@ -31,6 +31,21 @@ void add_variant(const std::string& name, c10::DeviceType device, TaskVariant va
   DOVETAIL_CHECK(fresh, "task {} is registered twice for {}", name, c10::DeviceTypeName(device));
 }
 
+/// Returns the blocks that threads take one after another. Large ones come first, so that all
+/// threads end together (guided self-scheduling, Polychronopoulos and Kuck 1987).
+std::vector<Block> calls_of(int64_t first, int64_t count, int64_t threads) {
+  if (threads == 1) return blocks_of(first, count, kCallShards);
+  std::vector<Block> calls;
+  while (count > 0) {
+    const auto part = std::clamp<int64_t>(count / (2 * threads), 1, kCallShards);
+    const auto most = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(part)));
+    calls.push_back(blocks_of(first, most, most).front());
+    first += calls.back().count;
+    count -= calls.back().count;
+  }
+  return calls;
+}
+
 }  // namespace
 
 void register_task(const std::string& name, c10::DeviceType device, Task task,
@@ -85,12 +100,7 @@ std::vector<BlockSum> run_task_blocks(const std::string& name, const Parameters&
                                       const Shards& shards, int64_t place) {
   if (shards.size == 0) return {};
   const TaskVariant& variant = find_task(name, shards.location.type());
-  // At least two calls for each thread, so that a slow core gets fewer.
-  const int64_t threads = parallel_workers();
-  const int64_t part = threads == 1 ? kCallShards : shards.count() / (2 * threads);
-  const auto most =
-      std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(part, 1, kCallShards)));
-  const std::vector<Block> blocks = blocks_of(place, shards.count(), static_cast<int64_t>(most));
+  const std::vector<Block> blocks = calls_of(place, shards.count(), parallel_workers());
   TreeSum sum;
   parallel_pieces(std::ssize(blocks), 1, [&](int64_t i, int64_t) {
     const Block& block = blocks[static_cast<size_t>(i)];

@@ -256,6 +256,21 @@ TEST(Task, ComputesSeveralShardsInOneCall) {
   }
 }
 
+TEST(Task, IsComputedInCallsThatGetSmaller) {
+  for (const int64_t num_shards : {8, 20, 90, 1000}) {
+    ResidentData data({at::ones({num_shards}, at::kDouble), at::zeros({num_shards}, at::kLong)});
+    for (const int threads : {2, 3}) {
+      const Threads now(threads);
+      run_task("test.sum_of_block", {}, data.shards(1));
+      const at::Tensor sizes = data.tensor(1);  // shards of the call, for each shard
+      EXPECT_TRUE((sizes.diff() <= 0).all().item<bool>()) << sizes;
+      EXPECT_LE(sizes[0].item<int64_t>(), std::max<int64_t>(1, num_shards / (2 * threads)));
+      EXPECT_LE(sizes[0].item<int64_t>(), kCallShards);
+      EXPECT_EQ(sizes.narrow(0, num_shards - 2 * threads, 2 * threads).max().item<int64_t>(), 1);
+    }
+  }
+}
+
 TEST(Task, IsRefusedWhereItHasNoVariant) {
   EXPECT_THROW(find_task("test.absent", at::kCPU), InternalError);
   EXPECT_THROW(register_task("test.sum", at::kCPU, sum_task), InternalError);

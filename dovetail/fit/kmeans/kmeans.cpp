@@ -25,8 +25,8 @@ namespace {
 /// of that centre. Rows of weight 0 do not count. Returns true if a centre was moved.
 bool reseed(KMeansData& data, const at::Tensor& centres, jobs::Partial& partial) {
   at::Tensor &sums = partial.tensors[0], &counts = partial.tensors[1];
+  if (counts.min().item<double>() > 0) return false;
   const at::Tensor empty = (counts == 0).nonzero().flatten();
-  if (empty.numel() == 0) return false;
   at::Tensor squares = data.distances(centres).squares;
   const at::Tensor &weights = data.weights(), labels = data.labels();
   // Differences of weights are rounded: the number of rows tells when a centre has lost all.
@@ -59,12 +59,6 @@ bool reseed(KMeansData& data, const at::Tensor& centres, jobs::Partial& partial)
 /// Returns the sum of a matrix of centres, row by row. Torch would cut one sum over all elements by
 /// the number of threads.
 double sum_of(const at::Tensor& x) { return x.sum(1).sum().item<double>(); }
-
-/// Returns sums / counts. Centres without rows keep their values of `before`.
-at::Tensor means(const jobs::Partial& partial, const at::Tensor& before) {
-  const at::Tensor counts = partial.tensors[1].unsqueeze(1);
-  return at::where(counts > 0, partial.tensors[0] / counts.masked_fill(counts == 0, 1), before);
-}
 
 /// Returns the tensors KMeansData::Tensor of the rows x.
 std::vector<at::Tensor> tensors_of_rows(const at::Tensor& x, const at::Tensor& weights) {
@@ -100,6 +94,28 @@ const at::Tensor& check_weights(const at::Tensor& weights, int64_t rows) {
   return weights;
 }
 
+/// Centres after an iteration, and the sum of the squares of their moves.
+struct Means {
+  at::Tensor centres;
+  double moved = 0;
+};
+/// Returns sums / counts. Centres without rows keep their values of `before`, which is contiguous.
+/// Plain loops: an iteration over a few thousand rows takes no longer than ten operations of ATen.
+Means means(const jobs::Partial& partial, const at::Tensor& before) {
+  const at::Tensor sums = partial.tensors[0], counts = partial.tensors[1].to(at::kDouble);
+  Means out{.centres = at::empty_like(before)};
+  const auto sum = sums.accessor<double, 2>();
+  const auto* count = counts.const_data_ptr<double>();
+  const auto* from = before.const_data_ptr<double>();
+  auto* to = out.centres.mutable_data_ptr<double>();
+  for (int64_t c = 0; c < before.size(0); ++c)
+    for (int64_t j = 0; j < before.size(1); ++j, ++from, ++to) {
+      *to = count[c] > 0 ? sum[c][j] / count[c] : *from;
+      out.moved += (*to - *from) * (*to - *from);
+    }
+  return out;
+}
+
 }  // namespace
 
 at::Tensor checked_centres(const at::Tensor& centres, int64_t columns) {
@@ -110,7 +126,9 @@ at::Tensor checked_centres(const at::Tensor& centres, int64_t columns) {
   user_check(centres.size(0) <= kMaxCentres, "kmeans: {} centres; there may be {}", centres.size(0),
              kMaxCentres);
   at::Tensor c = centres.to(at::kDouble).contiguous();
-  user_check(at::isfinite(c).all().item<bool>(), "kmeans: a centre is not finite");
+  const auto* number = c.const_data_ptr<double>();
+  user_check(std::all_of(number, number + c.numel(), [](double x) { return std::isfinite(x); }),
+             "kmeans: a centre is not finite");
   return c;
 }
 
@@ -222,8 +240,16 @@ double KMeansData::inertia_of(const jobs::Partial& partial, const at::Tensor& ce
 }
 
 double KMeansData::mean_variance(const jobs::Partial& partial) const {
-  const at::Tensor mean = shifted_sums(partial).sum(0) / partial.weight;
-  const double square = total_square_ / total_weight_ - mean.square().sum().item<double>();
+  const at::Tensor counts = partial.tensors[1].to(at::kDouble), shift = shift_.to(at::kDouble);
+  const auto sum = partial.tensors[0].accessor<double, 2>();
+  const auto *count = counts.const_data_ptr<double>(), *point = shift.const_data_ptr<double>();
+  double square = total_square_ / total_weight_;
+  for (int64_t j = 0; j < columns(); ++j) {
+    double mean = 0;
+    for (int64_t c = 0; c < counts.numel(); ++c) mean += sum[c][j] - count[c] * point[j];
+    mean /= partial.weight;
+    square -= mean * mean;
+  }
   return std::max(0.0, square) / static_cast<double>(columns());
 }
 
@@ -249,14 +275,14 @@ KMeansResult lloyd(KMeansData& data, const at::Tensor& initial, const LloydOptio
     const double start = now_seconds();
     jobs::Partial partial = data.assign(result.centres);
     const int64_t changed = partial.tensors[2].item<int64_t>();
-    const double limit = options.tolerance * data.mean_variance(partial);
+    const double limit =
+        options.tolerance > 0 ? options.tolerance * data.mean_variance(partial) : 0;
     LloydIteration line{.iteration = ++result.iterations,
                         .inertia = report ? data.inertia_of(partial, result.centres) : 0,
                         .changed = changed};
     const bool moved_one =
         options.empty == EmptyCluster::kReseed && reseed(data, result.centres, partial);
-    const at::Tensor next = means(partial, result.centres);
-    const double moved = sum_of((next - result.centres).square());
+    const auto [next, moved] = means(partial, result.centres);
     const at::Tensor before = std::exchange(result.centres, next);
     settled = changed == 0 && !moved_one;
     result.converged = settled || moved <= limit;
