@@ -29,22 +29,10 @@
 namespace dovetail::jobs {
 namespace {
 
-[[noreturn]] void refuse_executors(std::string_view text) {
+[[noreturn]] void refuse_executors(std::string_view text, std::string_view key) {
   throw UserError(
-      fmt::format("executors: \"{}\" is no list of executors", text),
+      fmt::format("{}: \"{}\" is no list of executors", key, text),
       "name each with its number of threads, GPUs with their own, for example: cpu:2,cpu:1,cuda:0");
-}
-
-std::vector<std::string> names_of(const std::vector<ExecutorSpec>& executors) {
-  std::vector<std::string> names;
-  std::map<std::string, int> seen;
-  for (const ExecutorSpec& executor : executors) {
-    const std::string name =
-        executor.device.is_cpu() ? fmt::format("cpu:{}", executor.threads) : executor.device.str();
-    const int before = seen[name]++;
-    names.push_back(before == 0 ? name : fmt::format("{} ({})", name, before));
-  }
-  return names;
 }
 
 void check_gpus(const std::vector<ExecutorSpec>& executors) {
@@ -59,13 +47,13 @@ void check_gpus(const std::vector<ExecutorSpec>& executors) {
 
 }  // namespace
 
-std::vector<ExecutorSpec> parse_executors(std::string_view text) {
+std::vector<ExecutorSpec> parse_executors(std::string_view text, std::string_view key) {
   std::vector<ExecutorSpec> executors;
   for (std::string_view rest = text; !rest.empty() || executors.empty();) {
     const std::string_view one = rest.substr(0, rest.find(','));
     const bool last = one.size() == rest.size();
     rest.remove_prefix(last ? one.size() : one.size() + 1);
-    if (!last && rest.empty()) refuse_executors(text);
+    if (!last && rest.empty()) refuse_executors(text, key);
     const std::string_view kind = one.substr(0, std::min(one.size(), one.find(':') + 1));
     const std::string_view digits = one.substr(kind.size());
     int64_t number = -1;
@@ -78,12 +66,24 @@ std::vector<ExecutorSpec> parse_executors(std::string_view text) {
                number < std::numeric_limits<c10::DeviceIndex>::max()) {
       executor.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(number));
     } else {
-      refuse_executors(text);
+      refuse_executors(text, key);
     }
     executor.ratio = static_cast<double>(executor.threads);
     executors.push_back(executor);
   }
   return executors;
+}
+
+std::vector<std::string> executor_names(const std::vector<ExecutorSpec>& executors) {
+  std::vector<std::string> names;
+  std::map<std::string, int> seen;
+  for (const ExecutorSpec& executor : executors) {
+    const std::string name =
+        executor.device.is_cpu() ? fmt::format("cpu:{}", executor.threads) : executor.device.str();
+    const int before = seen[name]++;
+    names.push_back(before == 0 ? name : fmt::format("{} ({})", name, before));
+  }
+  return names;
 }
 
 struct Runtime::State {
@@ -144,7 +144,7 @@ Runtime::Runtime(const std::vector<ExecutorSpec>& executors, RuntimeOptions opti
         "use executors of one kind, or no verification");
   check_gpus(executors);
   state_->executors = executors;
-  for (std::string& name : names_of(executors))
+  for (std::string& name : executor_names(executors))
     state_->reports.push_back(
         {.name = std::move(name), .threads = executors[state_->reports.size()].threads});
   for (const ExecutorSpec& executor : executors) state_->copies.emplace_back(executor.device);

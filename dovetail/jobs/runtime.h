@@ -30,8 +30,12 @@ struct ExecutorSpec {
 };
 /// Parses a list of executors. Example: "cpu:2,cpu:1,cuda:0" is an executor with two threads, one
 /// with one thread, and the first GPU. Each executor's `ratio` is set to its number of threads.
-/// Throws UserError for any other text.
-std::vector<ExecutorSpec> parse_executors(std::string_view text);
+/// Throws UserError for any other text; the error names the option or config key `key`.
+std::vector<ExecutorSpec> parse_executors(std::string_view text,
+                                          std::string_view key = "executors");
+/// Returns a name for each executor, all different. Examples: "cpu:2", "cuda:0", or "cpu:2 (1)" if
+/// an earlier executor is named "cpu:2".
+std::vector<std::string> executor_names(const std::vector<ExecutorSpec>& executors);
 
 /// Hook called in place of the computation of a block of shards by executor number `executor`.
 /// work() computes the block. The hook may call work() any number of times, return its results
@@ -92,8 +96,7 @@ class Runtime : public Workers {
 
   /// Work of one executor since the construction of the runtime.
   struct Report {
-    /// Examples: "cpu:2", "cuda:0", or "cpu:2 (1)" if an earlier executor is named "cpu:2".
-    std::string name;
+    std::string name;     ///< as in executor_names
     int64_t threads = 1;  ///< ExecutorSpec::threads
     int64_t rows = 0;     ///< rows of the shards for which this executor's result counted
     /// Seconds summed over the executor's threads. `busy_s`: computing, copies to and from a GPU
