@@ -280,6 +280,24 @@ at::Tensor GradientReducer::gradient(size_t i) const {
   return grad.defined() ? grad : at::zeros_like(p.tensor);
 }
 
+void GradientReducer::add(size_t i, const at::Tensor& gradient) {
+  DOVETAIL_CHECK(i < size(), "there is no parameter {}", i);
+  auto& p = state_->parameters[i];
+  DOVETAIL_CHECK(p.alone(), "parameter {} has gradients on other ranks", i);
+  const at::NoGradGuard no_grad;
+  auto& grad = p.tensor.mutable_grad();
+  const bool narrow = p.tensor.scalar_type() != sum_dtype(p.tensor.scalar_type());
+  if (!narrow && grad.defined()) {
+    grad.add_(gradient);
+  } else if (!narrow) {
+    grad = gradient.clone();
+  } else {
+    DOVETAIL_CHECK(!grad.defined(), "parameter {} has a gradient of an armed backward", i);
+    grad = gradient;
+    state_->add_to_sum(p);
+  }
+}
+
 void GradientReducer::replace(const std::vector<at::Tensor>& sums) {
   DOVETAIL_CHECK(sums.size() == size(), "{} sums for {} parameters", sums.size(), size());
   for (size_t i = 0; i < size(); ++i) {

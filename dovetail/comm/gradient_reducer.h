@@ -87,6 +87,12 @@ class GradientReducer {
   /// the next `begin`. The result is `.grad()` or a view into a bucket (float32 or float64). The
   /// caller may scale it in place.
   at::Tensor gradient(size_t i) const;
+  /// Adds `gradient`, computed elsewhere for other samples of this step, to the sum of
+  /// parameters[i]. It has the parameter's shape, dtype and device. The sum has the bits that it
+  /// would have if a further backward of this step had returned `gradient`. Call it after the
+  /// step's own backward passes; do not arm them. Only for parameters whose group is this rank
+  /// alone (InternalError otherwise).
+  void add(size_t i, const at::Tensor& gradient);
   /// Makes `gradient(i)` return sums[i] until the next `begin`. Use it for a step that is replayed
   /// from a recording: the replay writes its gradients into `sums`. Only for parameters whose group
   /// is this rank alone (InternalError otherwise).

@@ -29,6 +29,7 @@
 #include "dovetail/train/resolve/out_of_memory.h"
 #include "dovetail/train/resolve/resolve.h"
 #include "dovetail/train/resolve/resolve_attention.h"
+#include "dovetail/train/resolve/resolve_executors.h"
 #include "dovetail/train/resolve/unread_keys.h"
 #include "dovetail/train/run/folder.h"
 #include "dovetail/train/vision/training.h"
@@ -83,6 +84,7 @@ nlohmann::ordered_json machine_record(const ResolvedRun& run, const TrainingLoop
           {"steps", training.total_steps()},
           {"threads", run.threads},
           {"device", run.device.str()},
+          {"executors", jobs::executor_names(run.executors)},
           {"precision",
            {{"recipe", run.precision.recipe},
             {"compute", run.precision.name},
@@ -138,7 +140,7 @@ void log_why_no_gpu(const ResolvedRun& run, int ranks) {
   const bool recommends = run.config.kind() == RunKind::kRecommender;
   const char* reason = run.config.model.moe.experts > 0 ? "experts run on the CPU only (model.moe)"
                        : recommends                     ? "recommenders run on the CPU only"
-                       : ranks > 1                      ? "its ranks are more than its GPUs"
+                       : ranks > 1 ? "its ranks are more than its GPUs"
                                    : "it cannot be used; `dovetail doctor` says why";
   log_info("device: cpu, although this machine has a GPU: {}", reason);
 }
@@ -148,6 +150,7 @@ void log_what_is_trained(const ResolvedRun& run, int ranks) {
   log_expert_load_bound(run);
   warn_of_later_tokens(run.config.model);
   log_why_no_gpu(run, ranks);
+  log_executors(run);
   if (const auto& [kernel, reason] = run.attention; !kernel.empty())
     log_info("attention: {}{}", kernel, reason.empty() ? "" : fmt::format(" ({})", reason));
   if (const std::string unread = unread_ffn_width(run.config.model);

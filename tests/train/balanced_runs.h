@@ -27,6 +27,12 @@ inline io::Snapshot train_on(int ranks, const train::RunConfig& config,
   return last_checkpoint(config);
 }
 
+/// Trains on the calling thread and returns the last checkpoint.
+inline io::Snapshot train_here(const train::RunConfig& config) {
+  train_alone(config);
+  return last_checkpoint(config);
+}
+
 /// Returns the maximum relative distance of the tensors that `of` selects by name. The distance is
 /// divided by the tensor's norm in the run of one rank, `one`.
 inline double distance(const io::Snapshot& one, const io::Snapshot& other,

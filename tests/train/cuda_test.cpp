@@ -2,11 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <mutex>
+#include <tuple>
 
 #include "dovetail/base/gpu.h"
 #include "dovetail/train/trainer.h"
 #include "tests/comm/ranks.h"
+#include "tests/train/balanced_runs.h"
+#include "tests/train/slow_micro_batches.h"
 #include "tests/train/tiny_run.h"
 
 namespace dovetail::train::cuda_test {
@@ -158,6 +162,84 @@ TEST(Cuda, TwoRanksOnOneCardTrainToTheLossOfOne) {
   for (const std::string shard : {"none", "optimizer", "gradients"})
     EXPECT_THAT(losses_of(2, shard), ::testing::Pointwise(::testing::DoubleNear(1e-5), expected))
         << shard;
+}
+
+/// Config of a run whose steps a GPU and CPU threads share, or that the GPU trains alone.
+RunConfig beside_cores(const test::TinyRun& run, const std::string& name,
+                       const std::string& device) {
+  RunConfig config = test::gpt(run, name, 12);
+  config.run.device = device;
+  config.run.threads = 0;
+  config.model.width = 256;
+  config.model.context = 64;
+  return config;
+}
+
+/// Returns the norm of the difference of two gradients over the norm of the first. Each gradient is
+/// one vector with the first moments of all parameters: (1 - beta1) times the gradient of one step.
+double gradient_distance(const io::Snapshot& want, const io::Snapshot& got) {
+  double squares = 0, of_difference = 0;
+  for (const auto& [name, tensor] : want.tensors) {
+    if (!test::is_gradient(name)) continue;
+    const at::Tensor a = tensor.to(at::kDouble), b = got.tensors.at(name).to(at::kDouble);
+    squares += a.square().sum().item<double>();
+    of_difference += (a - b).square().sum().item<double>();
+  }
+  EXPECT_GT(squares, 0);
+  return std::sqrt(of_difference / squares);
+}
+
+TEST(Cuda, AStepSharedWithCoresHasTheGradientOfTheCard) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const test::TinyRun run;
+  for (const test::Shares& shares : {test::Shares{7, 1}, {4, 4}, {1, 7}, {3, 2, 3}}) {
+    const std::string list = shares.size() == 2 ? "cuda:0,cpu:2" : "cuda:0,cpu:1,cpu:2";
+    const auto after = [&](int64_t steps, const std::string& device) {
+      RunConfig config =
+          beside_cores(run, fmt::format("{}-{}-{}", device.size(), shares[0], steps), device);
+      config.train.steps = steps;
+      if (device != "cuda") config = test::with_shares(config, shares);
+      return test::train_here(config);
+    };
+    EXPECT_LE(gradient_distance(after(1, "cuda"), after(1, list)), 1e-6) << shares[0];
+    EXPECT_LE(test::distance(after(12, "cuda"), after(12, list), test::is_anything), 1e-4)
+        << shares[0];
+  }
+}
+
+TEST(Cuda, ThrottledCoresGetTheirShareOrAreLeftOut) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const test::TinyRun run;
+  const auto losses = [&](const std::string& name) {
+    std::vector<double> found;
+    for (const auto& line : run.metrics(name)) found.push_back(line["loss"]);
+    return found;
+  };
+  test::train_here(beside_cores(run, "alone", "cuda"));
+  // Waits of a micro-batch in ms on the card's host thread and on the cores, and the cores' share.
+  for (const auto& [card_ms, cores_ms, share] :
+       {std::tuple{30.0, 60.0, 3}, {30.0, 30.0, 4}, {1.0, 300.0, 0}}) {
+    const std::string name = fmt::format("cores-{}-{}", card_ms, cores_ms);
+    RunConfig config = beside_cores(run, name, "cuda:0,cpu:2");
+    config.balance.mode = "auto";
+    const test::SlowMicroBatches slow(card_ms, cores_ms);
+    test::train_here(config);
+    const std::string lines = run.read(name, "balance.jsonl");
+    const auto last = nlohmann::json::parse(
+        lines.substr(lines.rfind('\n', lines.size() - 2) + 1));  // npos + 1 is the first line
+    EXPECT_NEAR(last["shares"][1].get<double>(), share, share == 0 ? 0 : 1) << name;
+    EXPECT_EQ(last.contains("left_out"), share == 0) << name;
+    EXPECT_THAT(losses(name), ::testing::Pointwise(::testing::DoubleNear(1e-4), losses("alone")));
+  }
+}
+
+TEST(Cuda, ListsOfAbsentGpusAreRefused) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const test::TinyRun run;
+  RunConfig config = beside_cores(run, "absent", "cuda:99,cpu:1");
+  config.balance.mode = "auto";
+  EXPECT_THAT([&] { test::train_alone(config); },
+              ::testing::ThrowsMessage<UserError>(::testing::HasSubstr("this machine has")));
 }
 
 }  // namespace

@@ -76,9 +76,12 @@ void RunSection::describe(Section& s) {
   s.value("name", name, "Name of the run; its folder is runs/<name>");
   s.value("folder", folder, "Run folder in place of runs/<name>");
   s.value("seed", seed, "Seed of initialisation, data order and samples").range(0, 9e15);
-  s.value("device", device,
-          "Device to train on. auto: a GPU if this build can use one, else the CPU")
-      .choices({"auto", "cpu", "cuda"});
+  s.value(
+      "device", device,
+      "Device to train on: auto, cpu, cuda. auto: a GPU if this build can use one, else the "
+      "CPU. A list such as \"cuda:0,cpu:8\" names executors of one process that share each step "
+      "of a GPT: a GPU and 8 threads. The first one holds weights and optimizer. A list needs "
+      "[balance]");
   s.value("cuda_graph", cuda_graph,
           "Forward and backward on a GPU as one CUDA graph, recorded in the third step. auto: "
           "where the step allows it. on: an error where it does not. off: each operation by itself")
@@ -196,17 +199,17 @@ void ParallelSection::describe(Section& s) {
 
 void BalanceSection::describe(Section& s) {
   s.value("mode", mode,
-          "Division of a step's micro-batches (train.micro_batch) among ranks. off: the same "
-          "number of samples for each rank. fixed: by shares. auto: in proportion to each rank's "
-          "speed, measured in every step")
+          "Division of a step's micro-batches (train.micro_batch) among ranks, or among the "
+          "executors of run.device. off: the same number of samples for each rank. fixed: by "
+          "shares. auto: in proportion to each one's speed, measured in every step")
       .choices({"off", "fixed", "auto"});
   s.value("shares", shares,
-          "fixed: micro-batches of each rank. Their sum is the number of micro-batches in the "
-          "global batch")
+          "fixed: micro-batches of each rank or executor. Their sum is the number of micro-batches "
+          "in the global batch")
       .range(1, 1e9);
   s.value("gain", gain,
           "auto: minimum reduction of a step's compute time, as a share of it, for which shares "
-          "change")
+          "change. An executor that saves less is left out")
       .range(0, 0.9);
 }
 
@@ -389,7 +392,7 @@ void RunConfig::describe(Section& s) {
   s.section("log", log, "Events, traces and samples");
   s.section("comm", comm, "Communication between ranks");
   s.section("parallel", parallel, "Optimizer state, gradients and experts over ranks");
-  s.section("balance", balance, "Uneven shares of a step for ranks of unequal speed");
+  s.section("balance", balance, "Uneven shares of a step for ranks or executors of unequal speed");
 }
 
 }  // namespace dovetail::train

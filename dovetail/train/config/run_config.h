@@ -27,15 +27,18 @@ inline constexpr double kManySteps = 1e12;
 /// Section [run].
 struct RunSection {
   std::string name = "run";
-  std::string folder;           ///< run folder; empty: runs/<name>
-  int64_t seed = 1;             ///< seed of initial weights, data order and samples
-  std::string device = "auto";  ///< auto | cpu | cuda
+  std::string folder;  ///< run folder; empty: runs/<name>
+  int64_t seed = 1;    ///< seed of initial weights, data order and samples
+  /// auto | cpu | cuda, or executors that share each step: "cuda:0,cpu:8" (jobs::parse_executors).
+  std::string device = "auto";
   /// auto | on | off: run forward and backward as one CUDA graph. auto: where a step allows it. on:
   /// throw UserError where it does not.
   std::string cuda_graph = "auto";
   std::string attention = "auto";  ///< auto | flash | cudnn: attention kernel on a GPU
   /// CPU threads of a rank. 0: the cores of this machine divided by its ranks.
   int64_t threads = 0;
+  /// Returns true if `device` is neither auto, cpu nor cuda.
+  bool names_executors() const { return device != "auto" && device != "cpu" && device != "cuda"; }
   void describe(Section& s);
 };
 
@@ -221,14 +224,15 @@ struct ParallelSection {
   bool operator==(const ParallelSection&) const = default;
 };
 
-/// Section [balance]: division of a step's samples among ranks (ranks/batch_shares.h).
+/// Section [balance]: division of a step's samples among ranks (ranks/batch_shares.h). With a list
+/// in run.device: among its executors (jobs/executor_shares.h).
 struct BalanceSection {
   /// off: as even as possible. fixed: by `shares`. auto: in proportion to the measured speed of
-  /// each rank.
+  /// each rank or executor.
   std::string mode = "off";
-  std::vector<int64_t> shares;  ///< for fixed: number of micro-batches of each rank
+  std::vector<int64_t> shares;  ///< for fixed: number of micro-batches of each rank or executor
   /// For auto: shares change only if they reduce a step's predicted compute time by at least this
-  /// fraction of it.
+  /// fraction of it. An executor that saves less is left out.
   double gain = 0.05;
   void describe(Section& s);
   bool operator==(const BalanceSection&) const = default;

@@ -51,7 +51,8 @@ StepOutcome TrainStep::run(const at::Tensor& tokens, double lr, bool want_stop,
 }
 
 void TrainStep::work(const at::Tensor& tokens) {
-  const auto [losses, squares] = make_gradients_by_graph(tokens);
+  const auto [losses, squares] =
+      shared() ? make_shared_gradients(tokens) : make_gradients_by_graph(tokens);
   const TraceSpan span("update");
   judge(outcome_marker_, squares, {losses.sum, losses.router},
         [this](double squares, std::span<const at::Tensor> found) {
@@ -65,6 +66,13 @@ void TrainStep::work(const at::Tensor& tokens) {
 
 TrainStep::Gradients TrainStep::make_gradients(const at::Tensor& tokens) {
   const Losses losses = add_gradients(tokens);
+  return {losses, squares_of_share()};
+}
+
+TrainStep::Gradients TrainStep::make_shared_gradients(const at::Tensor& tokens) {
+  const at::Tensor own = options_.sharing->start(tokens, optimizer_.updates());
+  Losses losses = add_gradients(own);
+  options_.sharing->add_to(reducer_, losses.sum);
   return {losses, squares_of_share()};
 }
 
@@ -124,7 +132,9 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
           std::min(place.maximum_samples - first, options_.micro_batch) * (tokens.size(1) - 1);
       loss = model_->loss(tokens.narrow(0, std::min(first, samples), size), pass);
     }
-    const bool reduced = reducer_.scatters() || first + options_.micro_batch >= passes_over;
+    // Sums that executors add to are complete only after their last micro-batch.
+    const bool reduced =
+        !shared() && (reducer_.scatters() || first + options_.micro_batch >= passes_over);
     if (reduced) reducer_.arm();
     const TraceSpan span("backward");
     loss.trained().backward();

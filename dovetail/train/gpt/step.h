@@ -11,6 +11,7 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/ops/gpu_graph.h"
 #include "dovetail/plan/step/planned_step.h"
+#include "dovetail/train/gpt/step_sharing.h"
 #include "dovetail/train/loop/step_outcome.h"
 #include "dovetail/train/optimizer/optimizer.h"
 
@@ -31,6 +32,9 @@ struct StepOptions {
   /// one rank whose steps differ only in their tokens. The calling thread must have a stream of its
   /// own (`use_own_stream`).
   bool cuda_graph = false;
+  /// Executors that compute micro-batches of each step beside this rank, or null. Only for a job of
+  /// one rank without experts and without a memory plan. Must outlive the TrainStep.
+  StepSharing* sharing = nullptr;
 };
 
 /// Optimizer step over all ranks: forward and backward of the micro-batches, reduction of
@@ -107,6 +111,10 @@ class TrainStep {
   /// Returns the results of make_gradients, computed by the CUDA graph if it is recorded and fits
   /// this step. The third step records the graph if StepOptions::cuda_graph is true.
   Gradients make_gradients_by_graph(const at::Tensor& tokens);
+  /// Does the same as make_gradients, together with the executors of StepOptions::sharing.
+  Gradients make_shared_gradients(const at::Tensor& tokens);
+  /// Returns true if other executors compute micro-batches of this step.
+  bool shared() const { return options_.sharing != nullptr && options_.sharing->shared(); }
   /// Records make_gradients as a CUDA graph, or stores the reason of a failure in `graph_failure_`.
   void record_graph(const at::Tensor& tokens);
   /// Adds up the arguments, which are sums of this rank, over all ranks. Returns the outcome of the

@@ -75,13 +75,15 @@ GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> gr
   const std::string no_graph = cuda_graph_obstacle(run_, *group_, *quantization_);
   user_check(config.run.cuda_graph != "on" || no_graph.empty(),
              "run.cuda_graph = \"on\", but {}; use \"auto\"", no_graph);
+  make_executors();
   step_.emplace(model_, *optimizer_, group_,
                 StepOptions{.micro_batch = run_.micro_batch,
                             .clip = config.train.clip,
                             .bucket_bytes = config.train.bucket_bytes,
                             .gradient_groups = parallel_.gradient_groups(*model_),
                             .scatter_gradients = config.parallel.shard == "gradients",
-                            .cuda_graph = config.run.cuda_graph != "off" && no_graph.empty()});
+                            .cuda_graph = config.run.cuda_graph != "off" && no_graph.empty(),
+                            .sharing = sharing_ ? &*sharing_ : nullptr});
   if (!config.memory.budget.empty()) {
     plan::PlannedStep::Options options = memory_options(std::move(paged));
     options.idle_bytes = static_cast<uint64_t>(idle_bytes);
@@ -95,6 +97,30 @@ GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> gr
                                                    .rank = group_->rank(),
                                                    .world = group_->size()});
   if (folder != nullptr) open_output(*folder, quiet);
+}
+
+void GptTraining::make_executors() {
+  if (run_.executors.empty()) return;
+  const RunConfig& config = run_.config;
+  const int64_t micro_batches = config.train.batch / run_.micro_batch;
+  std::vector<int64_t> shares = config.balance.shares;
+  if (config.balance.mode == "auto") {
+    shares = jobs::ExecutorShares::resumed(state_.shares, run_.executors.size(), micro_batches);
+    executor_shares_.emplace(shares, config.balance.gain);
+  }
+  std::vector<std::unique_ptr<StepExecutor>> others;
+  for (size_t e = 1; e < run_.executors.size(); ++e) {
+    auto replica = std::make_shared<models::GPT>(config.model);
+    replica->checkpoint_activations = config.train.checkpoint_activations;
+    set_precision(*replica, config.precision, run_.precision.name);
+    others.push_back(
+        std::make_unique<StepExecutor>(std::move(replica), optimizer_->parameters(),
+                                       StepExecutor::Options{.threads = run_.executors[e].threads,
+                                                             .micro_batch = run_.micro_batch}));
+  }
+  sharing_.emplace(std::move(others), std::move(shares), run_.micro_batch, run_.device);
+  executor_log_.emplace(jobs::executor_names(run_.executors),
+                        run_.micro_batch * config.model.context, config.balance.gain);
 }
 
 void GptTraining::restore_from(const std::map<std::string, at::Tensor>& tensors) {
@@ -120,6 +146,9 @@ void GptTraining::finish(const RunFolder& folder, bool quiet) {
     if (!quiet) log_info("--- sample\n{}{}\n---", sample.prompt, sample.continuation);
   }
   folder.write_json("samples.json", samples);
+  if (quiet || !executor_log_) return;
+  if (const std::string summary = executor_log_->summary(); !summary.empty())
+    log_info("{}", summary);
 }
 
 StepOutcome GptTraining::train_step(int64_t number, double lr, bool want_stop,
@@ -134,6 +163,7 @@ StepOutcome GptTraining::train_step(int64_t number, double lr, bool want_stop,
   quantization_->begin_step(mix_seed(seed, static_cast<uint64_t>(group_->rank())),
                             quantization_report_due(number));
   expert_load_->begin_step();
+  const bool shared = sharing_ && sharing_->shared();
   const StepOutcome outcome = step_->run(tokens, lr, want_stop,
                                          {.seed = seed,
                                           .first_sample = range.begin,
@@ -145,8 +175,25 @@ StepOutcome GptTraining::train_step(int64_t number, double lr, bool want_stop,
   }
   timings.communication_ms = 1e3 * step_->gradients().exposed_s();
   timings.compute_ms = 1e3 * step_->compute_s();
+  if (shared) share_anew(number + 1, timings);
   balance((range.size() + run_.micro_batch - 1) / run_.micro_batch, step_->compute_s(), number + 1);
   return outcome;
+}
+
+void GptTraining::share_anew(int64_t next, StepTimings& timings) {
+  const std::vector<jobs::ExecutorShares::Times> times = sharing_->times();
+  const std::vector<int64_t> shares = sharing_->shares();
+  timings.executors = executor_log_->add(shares, times);
+  if (output() != nullptr && !std::exchange(told_executors_, true))
+    output()->write_shares(executor_log_->line(next - 1, shares));
+  if (!executor_shares_ || next > total_steps()) return;
+  const auto move = executor_shares_->add(times);
+  state_.shares = executor_shares_->shares();
+  if (!move) return;
+  sharing_->set_shares(move->to);
+  if (output() == nullptr) return;
+  output()->write_shares(executor_log_->line(next, *move));
+  for (const std::string& line : executor_log_->words(next, *move)) output()->say(line);
 }
 
 void GptTraining::report_graph() {

@@ -6,11 +6,14 @@
 #include <string>
 
 #include "dovetail/data/text/loader.h"
+#include "dovetail/jobs/executor_shares.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/gpt/step.h"
+#include "dovetail/train/gpt/step_sharing.h"
 #include "dovetail/train/loop/loop.h"
 #include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/optimizer/optimizer.h"
+#include "dovetail/train/ranks/executor_log.h"
 #include "dovetail/train/ranks/expert_layout.h"
 #include "dovetail/train/ranks/expert_load.h"
 #include "dovetail/train/ranks/expert_parallel.h"
@@ -43,6 +46,11 @@ class GptTraining : public TrainingLoop {
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
   nlohmann::json checkpoint_state() const override;
 
+  /// Makes the executors of run.device, if it lists some.
+  void make_executors();
+  /// Stores the executors' times of the last step in `timings`. If their shares move, changes and
+  /// reports these from step `next` on.
+  void share_anew(int64_t next, StepTimings& timings);
   /// Restores rank 0's tensors on all ranks.
   void restore_from(const std::map<std::string, at::Tensor>& tensors);
   /// Returns true if this rank measures quantization statistics in step `step`.
@@ -62,9 +70,13 @@ class GptTraining : public TrainingLoop {
   std::optional<RouterBias> router_bias_;
   std::optional<LayoutChoice> plans_;  ///< layouts of layers whose experts are spread over ranks
   std::optional<Optimizer> optimizer_;
+  std::optional<StepSharing> sharing_;                   ///< only if run.device lists executors
+  std::optional<jobs::ExecutorShares> executor_shares_;  ///< only if their shares move
+  std::optional<ExecutorLog> executor_log_;              ///< only if run.device lists executors
   std::optional<TrainStep> step_;
   std::optional<data::Loader> loader_;
   bool told_graph_ = false;
+  bool told_executors_ = false;  ///< balance.jsonl has the first shares of this process
 };
 
 }  // namespace dovetail::train

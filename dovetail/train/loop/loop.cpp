@@ -107,7 +107,8 @@ bool TrainingLoop::take_step(StepTimings& timings) {
   timings.tokens_per_s = static_cast<double>(outcome.tokens) / step_s;
   timings.memory_bytes = run_.device.is_cuda() ? gpu_allocated_bytes() : resident_bytes();
   const double peak_flops = run_.precision.peak_flops * group_->size();
-  if (peak_flops > 0)
+  // The owner has this peak. Executors that share its step have others.
+  if (peak_flops > 0 && timings.executors.empty())
     timings.utilization = timings.tokens_per_s * run_.size.flops_per_token / peak_flops;
   return outcome.stop;
 }

@@ -12,6 +12,7 @@
 
 #include "dovetail/base/log.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/train/ranks/executor_log.h"
 
 namespace dovetail::train {
 namespace {
@@ -150,7 +151,8 @@ void RunOutput::write_shares(const nlohmann::ordered_json& shares) {
   if (!events_) return;
   std::vector<std::pair<std::string, double>> named;
   for (const double share : shares.at("shares"))
-    named.emplace_back(fmt::format("balance/micro-batches of rank {}", named.size()), share);
+    named.emplace_back(
+        fmt::format("balance/micro-batches of {}", sharer_name(shares, named.size())), share);
   events_->scalars(shares.at("step").get<int64_t>(), {named.begin(), named.end()});
 }
 

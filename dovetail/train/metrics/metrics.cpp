@@ -170,6 +170,13 @@ nlohmann::ordered_json to_json(const StepTimings& timings) {
   if (timings.utilization > 0) line["utilization"] = std::round(timings.utilization * 1e5) / 1e5;
   if (timings.evaluation_ms > 0) line["evaluation_ms"] = rounded(timings.evaluation_ms);
   if (timings.checkpoint_ms > 0) line["checkpoint_ms"] = rounded(timings.checkpoint_ms);
+  for (const ExecutorTimings& executor : timings.executors)
+    line["executors"][executor.name] = {
+        {"micro_batches", executor.micro_batches},
+        {"compute_ms", rounded(executor.compute_ms)},
+        {"copy_ms", rounded(executor.copy_ms)},
+        {"add_ms", rounded(executor.add_ms)},
+        {"tokens_per_s", std::round(executor.tokens_per_s * 10.0) / 10.0}};
   return line;
 }
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "dovetail/train/metrics/validation.h"
 
@@ -31,6 +33,16 @@ struct StepMetrics {
   std::optional<Validation> validation;  ///< only if a validation ran at this step
 };
 
+/// Work of one executor of run.device in a step.
+struct ExecutorTimings {
+  std::string name;           ///< as in jobs::executor_names
+  int64_t micro_batches = 0;  ///< number of micro-batches that it computed
+  double compute_ms = 0;      ///< forward and backward of its micro-batches
+  double copy_ms = 0;         ///< copying the weights to it
+  double add_ms = 0;          ///< adding its gradients to the owner's
+  double tokens_per_s = 0;    ///< its tokens per second of compute_ms
+};
+
 /// Times of a step on this machine: a line of timings.jsonl. All are measured on rank 0.
 struct StepTimings {
   int64_t step = 0;
@@ -51,6 +63,7 @@ struct StepTimings {
   /// Fraction of accesses to table rows that found the row in memory, not on disk
   /// (embedding.memory_bytes), on rank 0.
   std::optional<double> hit_rate;
+  std::vector<ExecutorTimings> executors;  ///< executors that shared the step; empty: none did
   /// On a CPU: resident bytes of the process. On a GPU: bytes that the GPU's allocator gave out.
   uint64_t memory_bytes = 0;
 };

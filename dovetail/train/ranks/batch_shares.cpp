@@ -84,6 +84,7 @@ void check_balance(const RunConfig& config) {
 
 BatchShares::BatchShares(const RunConfig& config, int ranks, const std::vector<int64_t>& stored)
     : batch_(config.train.batch), micro_batch_(config.train.micro_batch), ranks_(ranks) {
+  if (config.run.names_executors()) return;  // [balance] is about the executors of one rank
   const BalanceSection& balance = config.balance;
   if (balance.mode == "fixed") {
     user_check(std::ssize(balance.shares) == ranks,

@@ -23,6 +23,8 @@ void check_balance(const RunConfig& config);
 /// - "off": there are no shares, and parts differ by at most one sample
 /// - "fixed": shares are balance.shares
 /// - "auto": shares are in proportion to the recently measured speed of each rank
+///
+/// If run.device lists executors, [balance] is about them. There are then no shares, as with "off".
 class BatchShares {
  public:
   /// `stored`: shares from a checkpoint, or empty. Mode "auto" begins with `stored` if these shares

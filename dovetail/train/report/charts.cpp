@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/train/ranks/executor_log.h"
 #include "dovetail/train/report/run_files.h"
 #include "dovetail/train/report/run_report.h"
 
@@ -117,33 +118,57 @@ void add_rankings(Json& charts, const RunFiles& run, const Axes& axes) {
             fit);
 }
 
-/// Adds a chart of the ranks' shares. Shares stay until they move. So each span of steps with the
-/// same shares gets a line at its begin and at its end.
+/// Returns a series of each key in `lines`, except "step", in the order of the keys' appearance.
+std::vector<Json> series_of_keys(const std::vector<Json>& lines, const char* kind,
+                                 const Axes& axes) {
+  std::vector<std::string> names;
+  for (const Json& line : lines) {
+    for (const auto& [key, value] : line.items())
+      if (key != "step" && std::ranges::find(names, key) == names.end()) names.push_back(key);
+  }
+  std::vector<Json> series;
+  for (const std::string& name : names)
+    series.push_back(make_series(name.c_str(), kind, lines, name.c_str(), axes));
+  return series;
+}
+
+/// Adds a chart of the shares of ranks or executors. Shares stay until they move. So each span of
+/// steps with the same shares gets a line at its begin and at its end.
 void add_shares(Json& charts, const RunFiles& run, const Axes& axes) {
   if (run.balance.empty() || run.metrics.empty()) return;
   std::vector<Json> lines;
-  size_t ranks = 0;
-  const auto add = [&](int64_t step, const Json& shares) {
+  const auto add = [&](int64_t step, const Json& balance) {
+    const Json shares = value_at(balance, {"shares"});
     Json line = {{"step", step}};
-    for (size_t r = 0; r < shares.size(); ++r) line[fmt::format("rank {}", r)] = shares[r];
+    for (size_t i = 0; i < shares.size(); ++i) line[sharer_name(balance, i)] = shares[i];
     lines.push_back(std::move(line));
-    ranks = std::max(ranks, shares.size());
   };
   const auto last = run.metrics.back()["step"].get<int64_t>();
   for (size_t i = 0; i < run.balance.size(); ++i) {
-    const Json shares = value_at(run.balance[i], {"shares"});
     const auto begin = run.balance[i]["step"].get<int64_t>();
     const int64_t end =
         i + 1 < run.balance.size() ? run.balance[i + 1]["step"].get<int64_t>() - 1 : last;
-    add(begin, shares);
-    if (end > begin) add(end, shares);
+    add(begin, run.balance[i]);
+    if (end > begin) add(end, run.balance[i]);
   }
-  std::vector<Json> series;
-  for (size_t r = 0; r < ranks; ++r) {
-    const std::string name = fmt::format("rank {}", r);
-    series.push_back(make_series(name.c_str(), "line", lines, name.c_str(), axes));
+  add_chart(charts,
+            fmt::format("Shares of the {} (micro-batches of a step)",
+                        run.balance.back().contains("executors") ? "executors" : "ranks"),
+            "number", "linear", series_of_keys(lines, "line", axes));
+}
+
+/// Adds a chart of the speed of each executor that shares the steps.
+void add_executors(Json& charts, const RunFiles& run, const Axes& axes) {
+  std::vector<Json> lines;
+  for (const Json& timings : run.timings) {
+    if (!timings.contains("executors")) continue;
+    Json line = {{"step", timings["step"]}};
+    for (const auto& [name, executor] : timings["executors"].items())
+      line[name] = value_at(executor, {"tokens_per_s"});
+    lines.push_back(std::move(line));
   }
-  add_chart(charts, "Shares of the ranks (micro-batches of a step)", "number", "linear", series);
+  add_chart(charts, "Throughput of the executors (tokens per second)", "count", "linear",
+            series_of_keys(lines, "noisy", axes));
 }
 
 }  // namespace
@@ -181,6 +206,7 @@ Json make_charts(const RunFiles& run) {
         make_series("waiting for the network", "line", timings, "communication_ms", axes));
   add_chart(charts, "Step time (ms)", "number", "linear", times);
   add_shares(charts, run, axes);
+  add_executors(charts, run, axes);
   const std::vector<Json> experts = experts_by_step(run);
   add_chart(charts, "Load of experts (1: even)", "number", "linear",
             {make_series("largest of any layer", "line", experts, "most", axes),

@@ -254,18 +254,31 @@ Json make_decisions(const RunFiles& run) {
                                                                : "as asked");
   add("run.device", run.config.run.device, value_at(run.machine, {"device"}),
       run.config.run.device == "auto" ? "the best device that this build and this machine have"
-                                      : "as asked");
+      : run.config.run.names_executors()
+          ? "device of weights and optimizer; the executors are as asked"
+          : "as asked");
   add("run.threads", std::to_string(run.config.run.threads), value_at(run.machine, {"threads"}),
-      run.config.run.threads == 0 ? "cores of the machine divided by its ranks" : "as asked");
+      run.config.run.names_executors() ? "threads of the first executor, or the cores left to it"
+      : run.config.run.threads == 0    ? "cores of the machine divided by its ranks"
+                                       : "as asked");
   const std::string& mode = run.config.balance.mode;
   if (mode != "off" && !run.balance.empty()) {
     const auto moves = std::ranges::count_if(
         run.balance, [](const Json& line) { return line.contains("before_ms"); });
+    const char* const sharers = run.config.run.names_executors() ? "executors" : "ranks";
     add("balance.mode", mode, value_at(run.balance.back(), {"shares"}),
         mode == "auto"
-            ? fmt::format(
-                  "micro-batches of the ranks, by the time that theirs took; moved {} times", moves)
-            : "micro-batches of the ranks, as asked");
+            ? fmt::format("micro-batches of the {}, by the time that theirs took; moved {} times",
+                          sharers, moves)
+            : fmt::format("micro-batches of the {}, as asked", sharers));
+  }
+  for (const Json& line : run.balance) {
+    for (const Json& left_out : value_at(line, {"left_out"}))
+      add("balance.gain", fmt::format("{}", run.config.balance.gain),
+          fmt::format("{} left out from step {} on", value_at(left_out, {"executor"}).dump(),
+                      line["step"].dump()),
+          fmt::format("a step would take {:.3g} ms with it and {:.3g} ms without it",
+                      number_of(left_out, "with_ms"), number_of(left_out, "without_ms")));
   }
   for (const Json& step : value_at(run.machine, {"resumed_from"})) {
     add("resumed", "", fmt::format("from step {}", step.dump()),

@@ -10,6 +10,7 @@
 #include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/ranks/batch_shares.h"
+#include "dovetail/train/resolve/resolve_executors.h"
 #include "dovetail/train/resolve/unread_keys.h"
 
 namespace dovetail::train {
@@ -85,6 +86,7 @@ void check_run_config(const RunConfig& config) {
       "log.sample_tokens = {} does nothing without log.sample_prompts; leave it out",
       config.log.sample_tokens);
   check_balance(config);
+  check_executors(config);
   check_shard(config);
   check_effects(config);
   for (const double beta : config.optimizer.betas) {

@@ -22,6 +22,7 @@
 #include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/ranks/batch_shares.h"
 #include "dovetail/train/ranks/expert_parallel.h"
+#include "dovetail/train/resolve/resolve_executors.h"
 #include "dovetail/train/resolve/resolve_recommender.h"
 #include "dovetail/train/resolve/resolve_vision.h"
 #include "dovetail/train/resolve/unread_keys.h"
@@ -165,13 +166,15 @@ ResolvedRun place_run(const RunConfig& config, comm::Group& group) {
   ResolvedRun run;
   run.config = config;
   run.config.run.folder = config.folder().string();
-  run.device = resolve_device(config, group);
+  run.executors = resolve_executors(config, group);
+  run.device = run.executors.empty() ? resolve_device(config, group) : run.executors.front().device;
   check_memory_on(config, run.device);
   run.local_ranks = comm::neighbours_of(group).size;
   const Machine here = machine();
   run.available_bytes = run.device.is_cuda() ? gpu_memory().free_bytes : here.available_bytes;
-  run.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads)
-                                       : std::max(1, here.cores / run.local_ranks);
+  run.threads = !run.executors.empty()   ? owner_threads(run.executors, here.cores)
+                : config.run.threads > 0 ? static_cast<int>(config.run.threads)
+                                         : std::max(1, here.cores / run.local_ranks);
   at::set_num_threads(run.threads);
   user_check(config.train.batch >= group.size(),
              "train.batch = {} leaves some of the {} ranks without a sample", config.train.batch,

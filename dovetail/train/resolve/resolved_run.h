@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dovetail/jobs/runtime.h"
 #include "dovetail/models/size.h"
 #include "dovetail/train/config/run_config.h"
 #include "dovetail/train/numerics/precision.h"
@@ -33,9 +34,11 @@ struct AttentionKernel {
 /// All decisions that are made before the first large allocation. resolve_run and
 /// resolve_precision_and_size (resolve.h) fill it.
 struct ResolvedRun {
-  RunConfig config;  ///< config with sizes, run.folder and data.path filled in
-  DataSummary data;  ///< empty for a recommender
-  at::Device device = at::kCPU;
+  RunConfig config;              ///< config with sizes, run.folder and data.path filled in
+  DataSummary data;              ///< empty for a recommender
+  at::Device device = at::kCPU;  ///< device of the weights and the optimizer
+  /// Executors that share each step, if run.device lists them. The first one is `device`.
+  std::vector<jobs::ExecutorSpec> executors;
   Precision precision;
   AttentionKernel attention;  ///< set by resolve_attention; empty on the CPU
   int threads = 1;            ///< CPU threads of this rank
