@@ -47,7 +47,7 @@ class StepSharing {
  private:
   /// Point in the owner's work: host time, and with a GPU an event in its current stream.
   struct Moment {
-    double host_s = 0;
+    double host_s;
     std::optional<c10::Event> event;
   };
   Moment now() const;
