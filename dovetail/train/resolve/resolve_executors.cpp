@@ -19,7 +19,7 @@ std::vector<jobs::ExecutorSpec> executors_in(const RunConfig& config) {
   return jobs::parse_executors(config.run.device, "run.device");
 }
 
-std::string list_text(std::vector<jobs::ExecutorSpec> executors) {
+std::string list_text(const std::vector<jobs::ExecutorSpec>& executors) {
   return fmt::format("{}", fmt::join(jobs::executor_names(executors), ","));
 }
 
@@ -38,7 +38,7 @@ void check_device_list(const std::vector<jobs::ExecutorSpec>& executors,
                     "GPUs train as ranks: use run.device = \"cuda\" and `dovetail launch`");
   if (gpus == 1 && !is_gpu(executors.front())) {
     std::vector<jobs::ExecutorSpec> sorted = executors;
-    std::ranges::stable_partition(sorted, is_gpu);
+    std::stable_partition(sorted.begin(), sorted.end(), is_gpu);
     throw UserError(
         fmt::format("run.device = \"{}\": the first executor holds weights and optimizer, which "
                     "belong on the GPU",
