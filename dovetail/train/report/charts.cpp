@@ -127,6 +127,7 @@ std::vector<Json> series_of_keys(const std::vector<Json>& lines, const char* kin
       if (key != "step" && std::ranges::find(names, key) == names.end()) names.push_back(key);
   }
   std::vector<Json> series;
+  series.reserve(names.size());
   for (const std::string& name : names)
     series.push_back(make_series(name.c_str(), kind, lines, name.c_str(), axes));
   return series;
