@@ -2,6 +2,7 @@
 
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
 
 namespace dovetail::jobs {
 namespace {
@@ -100,6 +102,7 @@ ShardResult Job::compute(int64_t first, int64_t count, DeviceCopies& copies) con
   std::vector<at::Tensor> rows, whole;
   Parameters parameters;
   Shards shards = shards_.part(first, count);
+  const double begin_s = now_seconds();
   for (size_t i = 0; i < data_.size(); ++i)
     rows.push_back(rows_on(copies, i, shards.begin - shards_.begin, shards.size));
   for (const at::Tensor& tensor : whole_) whole.push_back(copies.of(tensor));
@@ -107,12 +110,15 @@ ShardResult Job::compute(int64_t first, int64_t count, DeviceCopies& copies) con
   const ResidentData copy(rows, shards.begin, std::move(whole));
   shards.data = copy.id();
   shards.location = there;
-  ShardResult result{
-      .blocks = call_task(find_task(task_, there.type()), parameters, shards, place_ + first),
-      .rows = {}};
+  ShardResult result{.copy_s = now_seconds() - begin_s};
+  result.blocks = call_task(find_task(task_, there.type()), parameters, shards, place_ + first);
+  // A GPU has not finished yet. Its time is no time of a copy.
+  if (!there.is_cpu()) c10::impl::VirtualGuardImpl(there.type()).synchronizeDevice(there.index());
+  const double computed_s = now_seconds();
   for (BlockSum& block : result.blocks)
     for (at::Tensor& tensor : block.partial.tensors) tensor = tensor.to(here);
   for (const size_t written : writes_) result.rows.push_back(rows[written]);
+  result.copy_s += now_seconds() - computed_s;
   return result;
 }
 

@@ -16,6 +16,7 @@ struct ShardResult {
   /// New values of their rows, one tensor for each tensor that the task writes
   /// (TaskVariant::writes). They are on the device that computed them.
   std::vector<at::Tensor> rows;
+  double copy_s = 0;  ///< seconds for copies of rows and results between the devices
 };
 
 /// Execution of one task over shards. A task is a function registered under a name (register_task

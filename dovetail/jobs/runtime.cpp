@@ -284,6 +284,7 @@ void Runtime::State::deliver(const std::shared_ptr<Job>& current, const Lease& l
   digests.resize(results.size());
   for (size_t i = 0; i < results.size(); ++i) {
     std::unique_lock lock(mutex);
+    reports[lease.device].copy_s += results[i].copy_s;
     if (current != job) return;
     try {
       const double now_s = now_seconds();

@@ -100,8 +100,9 @@ class Runtime : public Workers {
     int64_t threads = 1;  ///< ExecutorSpec::threads
     int64_t rows = 0;     ///< rows of the shards for which this executor's result counted
     /// Seconds summed over the executor's threads. `busy_s`: computing, copies to and from a GPU
-    /// included. `idle_s`: the rest of the time in which jobs ran.
-    double busy_s = 0, idle_s = 0;
+    /// included. `copy_s`: the part of busy_s that was spent on these copies. `idle_s`: the rest of
+    /// the time in which jobs ran.
+    double busy_s = 0, copy_s = 0, idle_s = 0;
     /// Reason why the executor gets no more shards, for example repeated failures; nullopt if it
     /// works.
     std::optional<std::string> left_out = {};

@@ -25,10 +25,10 @@ std::string escaped(const std::string& text) {
 }
 
 /// Logarithmic axis from one integer power of `base` to another, mapped to [from, to].
-struct Axis {
+struct PowerAxis {
   double base, from, to;
   int low, high;
-  Axis(double base, double smallest, double largest, double from, double to)
+  PowerAxis(double base, double smallest, double largest, double from, double to)
       : base(base),
         from(from),
         to(to),
@@ -55,8 +55,8 @@ void add_rule(std::string& svg, double x1, double y1, double x2, double y2) {
   svg += '\n';
 }
 
-void add_line(std::string& svg, const LineChart::Line& line, const char* color, const Axis& x,
-              const Axis& y) {
+void add_line(std::string& svg, const LineChart::Line& line, const char* color, const PowerAxis& x,
+              const PowerAxis& y) {
   std::string points;
   for (const auto& [px, py] : line.points)
     fmt::format_to(std::back_inserter(points), "{:.1f},{:.1f} ", x.at(px), y.at(py));
@@ -77,7 +77,7 @@ std::string line_chart_svg(const LineChart& chart) {
       y_high = std::max(y_high, y);
     }
   DOVETAIL_CHECK(x_high > 0, "a chart without points");
-  const Axis x(2, x_low, x_high, kChartLeft, kChartWidth - kChartRight),
+  const PowerAxis x(2, x_low, x_high, kChartLeft, kChartWidth - kChartRight),
       y(10, y_low, y_high, kChartHeight - kChartBottom, kChartTop);
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "

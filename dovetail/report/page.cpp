@@ -40,4 +40,27 @@ std::string escape_html(const std::string& text) {
   return html;
 }
 
+std::string tiles_html(const std::vector<Tile>& tiles) {
+  constexpr size_t kShort = 8;
+  std::string html = "<div class=\"tiles\">\n";
+  for (const Tile& tile : tiles)
+    html += fmt::format(
+        "<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value{}\">{}</div><div "
+        "class=\"note\">{}</div></div>\n",
+        escape_html(tile.label), tile.value.size() > kShort ? " long" : "", escape_html(tile.value),
+        escape_html(tile.note));
+  return html + "</div>\n";
+}
+
+std::string chart_box(ChartWidth width, const std::string& title,
+                      const std::vector<LegendItem>& legend, const std::string& body) {
+  std::string html =
+      fmt::format("<div class=\"chart{}\"><div class=\"top\"><h3>{}</h3><span class=\"legend\">",
+                  width == ChartWidth::kFull ? " wide" : "", escape_html(title));
+  for (const LegendItem& item : legend)
+    html +=
+        fmt::format("<span style=\"--mark:{}\">{}</span> ", item.colour, escape_html(item.words));
+  return html + "</span></div>" + body + "</div>\n";
+}
+
 }  // namespace dovetail::report

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace dovetail::report {
 
@@ -16,5 +17,23 @@ std::string page_head(const std::string& title);
 
 /// Returns `text` with special characters escaped, for use in an HTML element or attribute.
 std::string escape_html(const std::string& text);
+
+/// Card with one figure: a label, its value and a remark in small print.
+struct Tile {
+  std::string label, value, note = {};
+};
+/// Returns a row of cards. A value of more than eight characters is smaller and may wrap, so that
+/// each value fits its card.
+std::string tiles_html(const std::vector<Tile>& tiles);
+
+/// Entry of a chart's legend: a colour and the words for it.
+struct LegendItem {
+  std::string colour, words;
+};
+/// Size of a chart: half the page's width, or all of it.
+enum class ChartWidth { kHalf, kFull };
+/// Returns a box with a title, a legend and the chart `body`, which is HTML such as an SVG element.
+std::string chart_box(ChartWidth width, const std::string& title,
+                      const std::vector<LegendItem>& legend, const std::string& body);
 
 }  // namespace dovetail::report

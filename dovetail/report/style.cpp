@@ -30,11 +30,12 @@ h3 { font-size: 13.5px; font-weight: 600; margin: 0; }
 .state.finished { background: var(--good-bg); color: var(--good); }
 .verdict { font-size: 16.5px; margin: 6px 0 0; max-width: 90ch; }
 .where { color: var(--soft); margin: 2px 0 0; font-size: 13.5px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(128px, 1fr)); gap: 1px; margin-top: 22px; overflow: hidden;
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 1px; margin-top: 22px; overflow: hidden;
   background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 .tile { box-shadow: 0 0 0 1px var(--line); padding: 12px 14px 11px; }
 .tile .label { color: var(--soft); font-size: 12px; }
 .tile .value { font-size: 21px; font-weight: 620; letter-spacing: -0.01em; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.tile .value.long { font-size: 15px; line-height: 1.35; white-space: normal; overflow-wrap: anywhere; }
 .tile .note { color: var(--soft); font-size: 12px; }
 .bar { position: sticky; top: 0; z-index: 5; display: flex; flex-wrap: wrap; gap: 8px 22px; align-items: center; margin: 26px 0 12px;
   padding: 9px 0; background: var(--page); color: var(--soft); font-size: 13px; }

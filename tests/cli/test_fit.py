@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 from cli import dovetail, dovetail_json
+from report_page import assert_readable, tiles_of
 
 linear_model = pytest.importorskip("sklearn.linear_model")
 pd = pytest.importorskip("pandas")
@@ -440,3 +441,56 @@ def test_what_cannot_be_done_is_refused(tmp_path, words, message):
     x[:, 1] = 1
     save_table(tmp_path / "x.csv", x, x[:, 0] > 0)
     assert message in dovetail("fit", *words, "--data", "x.csv", folder=tmp_path, code=2).stderr
+
+
+def test_the_report_of_a_mixture_shows_its_weights_and_likelihood(tmp_path):
+    x = stretched_clouds()
+    np.save(tmp_path / "x.npy", np.concatenate([x, np.repeat(x[:9], 400, axis=0)]))  # uneven weights
+    result = dovetail_json("fit", "gmm", "--data", "x.npy", "--k", 3, "--iterations", 5, folder=tmp_path)
+    assert max(result["weights"]) > 1.5 * min(result["weights"])
+    charts = assert_readable((tmp_path / result["report"]).read_text())
+    heights = np.array(charts["Weights of the components"].numbers("rect", "height"))
+    assert heights / heights.sum() == pytest.approx(result["weights"], abs=2e-3)
+    assert "By iteration: log-likelihood of a row" in charts
+
+
+def test_the_report_of_principal_components_shows_their_variance(tmp_path):
+    x = np.random.default_rng(6).normal(0, [9, 5, 3, 1, 0.5], (4000, 5)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    result = dovetail_json("fit", "pca", "--data", "x.npy", "--components", 3, folder=tmp_path)
+    charts = assert_readable((tmp_path / result["report"]).read_text())
+    shares = decomposition.PCA(3).fit(x.astype(float)).explained_variance_ratio_
+    heights = np.array(charts["Variance along each component"].numbers("rect", "height"))
+    assert heights / heights[0] == pytest.approx(shares / shares[0], abs=3e-3)
+    assert "Variance of the first components together" in charts
+    points = charts["2,000 rows along two components"]
+    spread = [np.std(points.numbers("circle", key)) for key in ["cx", "cy"]]
+    assert len(points.all("circle")) == 2000 and min(spread) > 30
+    np.save(tmp_path / "x.npy", np.random.default_rng(7).normal(0, 1, (500, 60)).astype(np.float32))
+    one = dovetail_json("fit", "pca", "--data", "x.npy", "--components", 1, "--solver", "power", folder=tmp_path)
+    assert "By iteration: residual" in assert_readable((tmp_path / one["report"]).read_text())
+
+
+@pytest.mark.parametrize("classes", [None, 2, 4])
+def test_the_report_of_a_regression_shows_its_coefficients(tmp_path, classes):
+    x, y = with_target(classes=classes)
+    save_table(tmp_path / "x.csv", x, y)
+    model = "linear" if classes is None else "logistic"
+    result = dovetail_json("fit", model, "--data", "x.csv", "--target", "y", folder=tmp_path)
+    html = (tmp_path / result["report"]).read_text()
+    charts = assert_readable(html)
+    table = coefficients(tmp_path / result["folder"] / "coefficients.csv")[1]
+    chart = charts["Coefficients"]
+    effects = table[:, 1 if classes is None else 2 :] * x.std(0, dtype=float)
+    order = np.argsort(-np.abs(effects).max(0), kind="stable")
+    drawn = np.array(chart.numbers("circle", "cx")).reshape(len(order), -1).T
+    zero = float(chart.all("path")[1].get("d")[1:].split()[0])  # the first path is the axes
+    assert [box[0] for box in chart.boxes() if box[1] == "end"][1:] == [f"x{i}" for i in order]
+    scale = np.linalg.lstsq(effects[:, order].reshape(-1, 1), (drawn - zero).ravel(), rcond=None)[0][0]
+    assert drawn == pytest.approx(zero + scale * effects[:, order], abs=0.3)
+    assert scale > 30
+    if classes is None:
+        assert "prediction and target" in html and "R2" in tiles_of(html)
+    else:
+        assert "By iteration: loss of a row" in charts
+        assert len(chart.legend) == (0 if classes == 2 else classes)

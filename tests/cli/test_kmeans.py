@@ -9,9 +9,11 @@ import time
 import numpy as np
 import pytest
 from cli import dovetail, dovetail_json
+from report_page import assert_readable, tiles_of
 from tiny_run import BINARY
 
 sklearn_cluster = pytest.importorskip("sklearn.cluster")
+sklearn_metrics = pytest.importorskip("sklearn.metrics")
 pa = pytest.importorskip("pyarrow")
 
 
@@ -332,3 +334,109 @@ def test_the_report_shows_the_clusters(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / result["folder"] / "iterations.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, result["iterations"] + 1))
     assert all(a["inertia"] >= b["inertia"] for a, b in itertools.pairwise(lines))
+
+
+def ugly(name):
+    """A table and K."""
+    random = np.random.default_rng(8)
+    x = random.normal(0, 1, (3000, 3))
+    return {
+        "one cluster": (x, 1),
+        "one column": (x[:, :1], 4),
+        "200 columns": (random.normal(0, 1, (3000, 200)), 5),
+        "1e14": (1e14 * x, 5),
+        "-1e14 to 1e-14": (np.stack([-1e14 * x[:, 0] ** 2, 1e-14 * x[:, 1]], axis=1), 5),
+        "a constant column": (np.concatenate([x, np.full((3000, 1), 7)], axis=1), 3),
+        "all rows alike": (np.full((3000, 2), 7.0), 1),
+        "far from zero": (1e6 + 1e-1 * x, 3),
+        "1024 clusters": (x, 1024),
+        "heavy tails": (np.exp(4 * x), 6),
+        "two rows": (x[:2], 2),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one cluster",
+        "one column",
+        "200 columns",
+        "1e14",
+        "-1e14 to 1e-14",
+        "a constant column",
+        "all rows alike",
+        "far from zero",
+        "1024 clusters",
+        "heavy tails",
+        "two rows",
+    ],
+)
+def test_the_report_is_readable_whatever_the_table(tmp_path, name):
+    x, k = ugly(name)
+    np.save(tmp_path / "x.npy", x.astype(np.float32))
+    result = dovetail_json("kmeans", "--data", "x.npy", "--k", k, "--iterations", 9, folder=tmp_path)
+    html = (tmp_path / result["report"]).read_text()
+    charts = assert_readable(html)
+    scatter = next(chart for title, chart in charts.items() if "centres" in title)
+    assert len(scatter.all("circle")) == min(2000, len(x))
+    assert len(scatter.legend) == min(k, 13)
+    assert scatter.legend[0].endswith(f"({100 * max(result['counts']) / len(x):.3g} %)")
+    if k > 12:
+        assert scatter.legend[-1] == f"and {k - 12:,} smaller"
+    bars = charts["Sizes of the clusters, largest first"].all("rect")
+    counts = sorted(result["counts"], reverse=True)
+    assert [int(bar[0].text.split(": ")[1].split(" rows")[0].replace(",", "")) for bar in bars] == counts
+    heights = [float(bar.get("height")) for bar in bars]
+    assert heights == sorted(heights, reverse=True)
+    value, exact, _ = tiles_of(html)["inertia"]
+    assert float(value) == pytest.approx(result["inertia"], rel=6e-4)
+    assert float(exact or value) == pytest.approx(result["inertia"], rel=1e-11)
+
+
+@pytest.mark.parametrize("scale", ["beside a column in millions", "with heavy tails"])
+def test_clusters_are_apart_in_the_picture(tmp_path, scale):
+    """Judged by the silhouette of the colours along the first component, and by pixels between clusters."""
+    random = np.random.default_rng(3)
+    if scale == "with heavy tails":
+        x = np.exp(np.repeat([[0.0], [2], [4], [6]], 300, axis=0) + random.normal(0, 0.2, (1200, 3)))
+    else:
+        x = random.normal(0, [1e5, 1, 1e-3], (1200, 3)) + np.repeat(
+            [[0, 0, 0], [1e6, 0, 0], [2e6, 0, 0], [3e6, 0, 0]], 300, axis=0
+        )
+    np.save(tmp_path / "x.npy", x.astype(np.float32))
+    np.save(tmp_path / "start.npy", x[::300].astype(np.float32))
+    words = ["kmeans", "--data", "x.npy", "--k", 4, "--init", "start.npy", "--iterations", 1]
+    result = dovetail_json(*words, folder=tmp_path)
+    charts = assert_readable((tmp_path / result["report"]).read_text())
+    title, scatter = next((title, chart) for title, chart in charts.items() if "centres" in title)
+    assert ("divided by its interquartile range" in title) == (scale == "beside a column in millions")
+    points = np.stack([scatter.numbers("circle", "cx"), scatter.numbers("circle", "cy")], axis=1)
+    colours = [circle.get("fill") for circle in scatter.all("circle")]
+    assert len(set(colours)) == 4
+    assert sklearn_metrics.silhouette_score(points[:, :1], colours) > 0.5
+    assert np.std(points, axis=0).min() > 30
+    middles = [np.median(points[[c == colour for c in colours], 0]) for colour in set(colours)]
+    assert np.diff(sorted(middles)).min() > 15
+    assert ("logarithmic" in " ".join(box[0] for box in scatter.boxes())) == (scale == "with heavy tails")
+
+
+def test_the_report_shows_the_schedule(tmp_path):
+    names = ["cpu:1"] * min(2, len(os.sched_getaffinity(0)))
+    np.save(tmp_path / "x.npy", clouds(rows=60_000, columns=12))
+    words = ["kmeans", "--data", "x.npy", "--k", 9, "--iterations", 7, "--tolerance", 0, "--executors", ",".join(names)]
+    result = dovetail_json(*words, folder=tmp_path)
+    charts = assert_readable((tmp_path / result["report"]).read_text())
+    lanes = charts["Time of each executor"]
+    assert lanes.legend == ["computing", "copying", "idle"]
+    text = " ".join(box[0] for box in lanes.boxes())
+    assert "alpha" in text and f"rows of {result['executors'][0]['name']}: {result['executors'][0]['rows']:,}" in text
+    bars = lanes.all("rect")
+    for executor, y in zip(result["executors"], sorted({float(bar.get("y")) for bar in bars}), strict=True):
+        parts = {bar[0].text.split()[0]: float(bar.get("width")) for bar in bars if float(bar.get("y")) == y}
+        span = executor["busy_s"] + executor["idle_s"]
+        assert 0 < executor["copy_s"] < executor["busy_s"]
+        shares = [executor["busy_s"] - executor["copy_s"], executor["copy_s"], executor["idle_s"]]
+        for name, share in zip(["computing", "copying", "idle"], shares, strict=True):
+            assert parts.get(name, 0) / sum(parts.values()) == pytest.approx(share / span, abs=2e-3)
+    assert "Rows of each executor" in charts
+    assert "Time between the first executor that ended and the last" in charts

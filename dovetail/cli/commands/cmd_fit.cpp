@@ -18,6 +18,7 @@
 #include "dovetail/fit/components/principal_components.h"
 #include "dovetail/fit/mixture/mixture.h"
 #include "dovetail/fit/regression/regression.h"
+#include "dovetail/report/drawing.h"
 
 namespace dovetail::cli {
 namespace {
@@ -271,17 +272,10 @@ class FitCommand : public Command {
                  {"rows", matrix.x.size(0)},
                  {"bad_values", matrix.num_bad},
                  {"rows_left_out", matrix.left_out.size()}};
-    FitOutcome outcome{.result = json, .verdict = {}, .figures = {}, .write = {}};
-    const FitContext context{
-        .matrix = matrix,
-        .workers = workers,
-        .state = state,
-        .shows = writes,
-        .folder = path,
-        .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
-        .command = fmt::format("dovetail fit {} {}{}{} --out {}", model_, table_.data_words(),
-                               words, table_.worker_words(), path.string())};
-    if (model_ == "pca") check_solver(options, matrix.x.size(1));
+    FitOutcome outcome{
+        .result = json, .verdict = {}, .figures = {}, .tiles = {}, .sections = {}, .write = {}};
+    const FitContext context{.matrix = matrix, .workers = workers, .state = state, .shows = writes};
+    check_solver(options, matrix.x.size(1));
     try {
       model_of(model_).fit(options, context, outcome);
     } catch (const UserError&) {
@@ -291,9 +285,19 @@ class FitCommand : public Command {
     json["seconds"] = {{"read", read - start}, {"fit", now_seconds() - read}};
     table_.finish(workers.get(), json);
     if (!writes) return;
+    json["report"] = (path / "report.html").string();
     outcome.write(*folder);
     folder->write_json("fit.json", json);
     folder->write_json("machine.json", machine_json());
+    write_file_atomically(
+        path / "report.html",
+        page(outcome, path.filename().string(),
+             fmt::format(
+                 "dovetail fit {} {}{}{} --out {}", model_, table_.data_words(),
+                 is_one_pass(options, matrix.x.size(1))
+                     ? fmt::format(" --components {} --solver covariance", options.components)
+                     : words,
+                 table_.worker_words(), path.string())));
     state.done();
     if (json_) {
       print_json(json);
@@ -302,11 +306,15 @@ class FitCommand : public Command {
     }
   }
 
+  /// Returns true for principal components from one pass, which have no options of an iteration.
+  bool is_one_pass(const FitOptions& options, int64_t columns) const {
+    return model_ == "pca" && fit::resolved(fit::parse_principal_solver(options.solver), columns) !=
+                                  fit::PrincipalSolver::kPower;
+  }
+
   /// Refuses options of an iteration that the solver does not have.
   void check_solver(const FitOptions& options, int64_t columns) const {
-    if (fit::resolved(fit::parse_principal_solver(options.solver), columns) ==
-        fit::PrincipalSolver::kPower)
-      return;
+    if (!is_one_pass(options, columns)) return;
     const char* name = given_.iterations > 0   ? "--iterations"
                        : given_.tolerance >= 0 ? "--tolerance"
                        : given_.seed >= 0      ? "--seed"
@@ -333,6 +341,32 @@ class FitCommand : public Command {
     if (given_.tolerance >= 0) options.tolerance = given_.tolerance;
     if (given_.seed >= 0) options.seed = given_.seed;
     return options;
+  }
+
+  std::string page(const FitOutcome& outcome, const std::string& title,
+                   const std::string& command) const {
+    const Json& json = outcome.result;
+    FitPage page{.title = title,
+                 .algorithm = model_,
+                 .verdict = outcome.verdict,
+                 .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
+                 .command = command,
+                 .tiles = outcome.tiles,
+                 .sections = outcome.sections()};
+    const auto time = [&](const char* key) {
+      return report::short_number(json.at("seconds").at(key).get<double>(), 3);
+    };
+    page.tiles.push_back({.label = "rows", .value = format_grouped(json.at("rows"))});
+    page.tiles.push_back({.label = "seconds",
+                          .value = time("fit"),
+                          .note = fmt::format("after {} of reading", time("read"))});
+    page.tiles.push_back(
+        {.label = "bad values",
+         .value = format_grouped(json.at("bad_values")),
+         .note = fmt::format("{} rows left out", format_grouped(json.at("rows_left_out")))});
+    for (PageSection& section : worker_sections(json, {}))
+      page.sections.push_back(std::move(section));
+    return fit_page(page);
   }
 
   void print_summary(const Json& json, const FitOutcome& outcome) const {

@@ -10,8 +10,9 @@
 #include "dovetail/base/machine.h"
 #include "dovetail/base/table.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/cli/fit/cluster_charts.h"
 #include "dovetail/cli/fit/clusters.h"
-#include "dovetail/cli/fit/clusters_report.h"
+#include "dovetail/cli/fit/fit_page.h"
 #include "dovetail/cli/fit/job_state.h"
 #include "dovetail/cli/fit/kmeans_predict.h"
 #include "dovetail/cli/fit/table_options.h"
@@ -19,6 +20,7 @@
 #include "dovetail/cli/parse/output.h"
 #include "dovetail/fit/kmeans/batch.h"
 #include "dovetail/fit/kmeans/cluster_metrics.h"
+#include "dovetail/report/drawing.h"
 #include "dovetail/train/run/folder.h"
 #include "dovetail/train/run/progress.h"
 
@@ -250,10 +252,9 @@ class KMeansCommand : public Command {
     folder.write_json("kmeans.json", json);
     folder.write_json("machine.json", machine_json());
     std::string text;
-    std::vector<double> inertias;
+    std::vector<Json> steps;
     for (const std::vector<double>& line : lines) {
-      inertias.push_back(line[0]);
-      Json step = {{"step", inertias.size()}, {"inertia", line[0]}, {"moved", line[1]}};
+      Json step = {{"step", steps.size() + 1}, {"inertia", line[0]}, {"moved", line[1]}};
       if (line[2] >= 0) step["changed"] = static_cast<int64_t>(line[2]);
       step["seconds"] = line[3];
       if (line.size() > 4) {  // executors
@@ -261,23 +262,65 @@ class KMeansCommand : public Command {
         step["executor_rows"] = std::vector<int64_t>(line.begin() + 5, line.end());
       }
       text += step.dump() + "\n";
+      steps.push_back(std::move(step));
     }
     write_file_atomically(folder.path() / "iterations.jsonl", text);
-    write_file_atomically(
-        folder.path() / "report.html",
-        clusters_page({.title = folder_path().filename().string(),
-                       .verdict = verdict(json),
-                       .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
-                       .algorithm = "k-means",
-                       .figures = figures(json),
-                       .measure = "inertia",
-                       .curve = std::move(inertias),
-                       .sample = sample.x,
-                       .labels = sample.labels,
-                       .centres = result.centres,
-                       .counts = result.counts,
-                       .plane = fit::principal_plane(sample.x),
-                       .command = command_line()}));
+    const Clusters clusters{.sample = sample.x,
+                            .labels = sample.labels,
+                            .centres = result.centres,
+                            .counts = result.counts};
+    write_file_atomically(folder.path() / "report.html", page(clusters, steps, json));
+  }
+
+  std::string page(const Clusters& clusters, const std::vector<Json>& steps,
+                   const Json& json) const {
+    const auto by_iteration = [&](const char* measure, const char* key) {
+      std::vector<double> values;
+      for (const Json& step : steps)
+        if (step.contains(key)) values.push_back(step.at(key).get<double>());
+      return iterations_chart(measure, values);
+    };
+    FitPage page{.title = folder_path().filename().string(),
+                 .algorithm = "k-means",
+                 .verdict = verdict(json),
+                 .where = fmt::format("{}, on {}", table_.data(), machine().cpu_name),
+                 .command = command_line(),
+                 .tiles = tiles(json)};
+    page.sections = {
+        {"Clusters", charts_html({clusters_chart(clusters), sizes_chart(clusters.counts),
+                                  by_iteration("inertia", "inertia"),
+                                  by_iteration("distance that the centres moved", "moved"),
+                                  by_iteration("labels that changed", "changed")})}};
+    for (PageSection& section : worker_sections(json, steps))
+      page.sections.push_back(std::move(section));
+    page.sections.push_back({"Sizes", sizes_table(clusters.counts)});
+    return fit_page(page);
+  }
+
+  static std::vector<report::Tile> tiles(const Json& json) {
+    const Json &silhouette = json.at("silhouette"), &seconds = json.at("seconds");
+    const auto count = [&](const char* label, const char* key) {
+      return report::Tile{.label = label, .value = format_grouped(json.at(key))};
+    };
+    const auto time = [&](const char* key) {
+      return report::short_number(seconds.at(key).get<double>(), 3);
+    };
+    return {
+        number_tile("inertia", json.at("inertia").get<double>()),
+        {.label = "silhouette",
+         .value = silhouette.is_null() ? "none" : fmt::format("{:.4f}", silhouette.get<double>()),
+         .note = fmt::format("of {} rows", format_grouped(json.at("silhouette_rows")))},
+        count("rows", "rows"),
+        count("columns", "columns"),
+        count("clusters", "k"),
+        count("iterations", "iterations"),
+        {.label = "seconds",
+         .value = time("iterations"),
+         .note =
+             fmt::format("after {} of reading and {} of the start", time("read"), time("init"))},
+        {.label = "bad values",
+         .value = format_grouped(json.at("bad_values")),
+         .note = fmt::format("{} rows left out", format_grouped(json.at("rows_left_out")))}};
   }
 
   std::string algorithm_words() const {

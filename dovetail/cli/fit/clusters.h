@@ -23,7 +23,7 @@ at::Tensor centres_by(const std::string& init, const data::Matrix& matrix, fit::
 at::Tensor places_in(const data::Matrix& centres, const std::vector<std::string>& columns,
                      const std::string& file);
 
-/// Some rows (S, D) of a table, with their labels (S), for a picture and a silhouette.
+/// Some rows (S, D) of a table, with their labels or targets (S), for a picture and a silhouette.
 struct RowSample {
   at::Tensor x, labels;
 };

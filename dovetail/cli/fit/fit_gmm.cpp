@@ -4,13 +4,13 @@
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/file.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/cli/fit/cluster_charts.h"
 #include "dovetail/cli/fit/clusters.h"
-#include "dovetail/cli/fit/clusters_report.h"
 #include "dovetail/cli/fit/fit_models.h"
 #include "dovetail/cli/fit/fitted_model.h"
 #include "dovetail/fit/mixture/mixture.h"
+#include "dovetail/report/drawing.h"
 #include "dovetail/train/run/progress.h"
 
 namespace dovetail::cli {
@@ -77,9 +77,8 @@ fit::MixtureResult iterate(const FitOptions& options, const FitContext& context,
       });
 }
 
-/// Writes the model, with the verdict and the figures of `outcome`.
 void write(const train::RunFolder& run, const FitOptions& options, const FitContext& context,
-           const fit::MixtureResult& result, const at::Tensor& counts, const FitOutcome& outcome) {
+           const fit::MixtureResult& result) {
   const fit::Mixture& mixture = result.mixture;
   const data::Matrix& matrix = context.matrix;
   const std::filesystem::path& folder = run.path();
@@ -96,23 +95,34 @@ void write(const train::RunFolder& run, const FitOptions& options, const FitCont
                                   {"covariances", mixture.covariances}},
                       .covariance = options.covariance});
   write_iterations(run, context.state.lines(), {"log_likelihood", "seconds"});
+}
+
+/// Returns a chart of the weights, in the order of the components.
+std::string weights_chart(const at::Tensor& weights) {
+  std::vector<report::Bar> bars;
+  for (int64_t i = 0; i < weights.numel(); ++i) {
+    const auto weight = weights[i].item<double>();
+    bars.push_back({.name = std::to_string(i),
+                    .colour = cluster_colour(i),
+                    .tooltip = fmt::format("component {}: weight {:.6g}", i, weight),
+                    .value = weight});
+  }
+  return report::chart_box(report::ChartWidth::kHalf, "Weights of the components", {},
+                           report::bar_chart("component", "weight", bars));
+}
+
+std::vector<PageSection> sections(const FitOptions& options, const FitContext& context,
+                                  const fit::MixtureResult& result, const at::Tensor& counts) {
   std::vector<double> curve;
   for (const std::vector<double>& line : context.state.lines()) curve.push_back(line[0]);
-  const RowSample sample = sample_rows(matrix.x, result.labels, options.seed);
-  write_file_atomically(folder / "report.html",
-                        clusters_page({.title = folder.filename().string(),
-                                       .verdict = outcome.verdict,
-                                       .where = context.where,
-                                       .algorithm = "mixture",
-                                       .figures = outcome.figures,
-                                       .measure = "log-likelihood of a row",
-                                       .curve = curve,
-                                       .sample = sample.x,
-                                       .labels = sample.labels,
-                                       .centres = mixture.means,
-                                       .counts = counts,
-                                       .plane = fit::principal_plane(sample.x),
-                                       .command = context.command}));
+  const RowSample sample = sample_rows(context.matrix.x, result.labels, options.seed);
+  return {{"Clusters", charts_html({clusters_chart({.sample = sample.x,
+                                                    .labels = sample.labels,
+                                                    .centres = result.mixture.means,
+                                                    .counts = counts}),
+                                    sizes_chart(counts), weights_chart(result.mixture.weights),
+                                    iterations_chart("log-likelihood of a row", curve)})},
+          {"Sizes", sizes_table(counts)}};
 }
 
 }  // namespace
@@ -135,7 +145,6 @@ void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& o
   json["weights"] = nested(mixture.weights);
   json["counts"] = std::vector<int64_t>(counts.const_data_ptr<int64_t>(),
                                         counts.const_data_ptr<int64_t>() + options.k);
-  json["report"] = (context.folder / "report.html").string();
   outcome.verdict =
       fmt::format("{} rows of {} columns in {} components: {} after {} iterations.",
                   format_grouped(data.rows()), matrix.columns.size(), options.k,
@@ -145,8 +154,16 @@ void fit_gmm(const FitOptions& options, const FitContext& context, FitOutcome& o
                      {"AIC", fmt::format("{:.6g}", result.aic)},
                      {"parameters", format_grouped(mixture.num_parameters())},
                      {"rows", format_grouped(data.rows())}};
-  outcome.write = [=, &context, &outcome](const train::RunFolder& run) {
-    write(run, options, context, result, counts, outcome);
+  for (const auto& [label, value] : {std::pair("log-likelihood of a row", result.log_likelihood),
+                                     {"BIC", result.bic},
+                                     {"AIC", result.aic}})
+    outcome.tiles.push_back(number_tile(label, value));
+  outcome.tiles.push_back(
+      {.label = "parameters", .value = format_grouped(mixture.num_parameters())});
+  outcome.tiles.push_back({.label = "iterations", .value = format_grouped(result.iterations)});
+  outcome.sections = [=, &context] { return sections(options, context, result, counts); };
+  outcome.write = [=, &context](const train::RunFolder& run) {
+    write(run, options, context, result);
   };
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "dovetail/cli/fit/fit_page.h"
 #include "dovetail/cli/fit/job_state.h"
 #include "dovetail/cli/fit/table_options.h"
 #include "dovetail/train/run/folder.h"
@@ -39,12 +40,8 @@ struct FitContext {
   const data::Matrix& matrix;  ///< table to fit, as MatrixType::kExact
   /// Objects that run the tasks; null: threads of this process.
   std::shared_ptr<jobs::Workers> workers;
-  JobState& state;               ///< saved progress, from which a stopped job resumes
-  bool shows;                    ///< true on node 0, which shows the progress
-  std::filesystem::path folder;  ///< folder for results
-  /// Texts for the report: `where` names the table's file and the CPU. `command` is a command line
-  /// that repeats the fit.
-  std::string where, command;
+  JobState& state;  ///< saved progress, from which a stopped job resumes
+  bool shows;       ///< true on node 0, which shows the progress
 };
 
 /// Results of a fit, to be filled by the functions below. All nodes compute them.
@@ -53,6 +50,9 @@ struct FitOutcome {
   std::string verdict;             ///< summary in one sentence
   /// Figures to print, as label and value.
   std::vector<std::pair<std::string, std::string>> figures;
+  /// Cards of the report, and their sections. `sections` is called once, on node 0.
+  std::vector<report::Tile> tiles;
+  std::function<std::vector<PageSection>()> sections;
   /// Writes the model into the run's folder. Only node 0 calls it.
   std::function<void(const train::RunFolder&)> write;
 };

@@ -8,6 +8,9 @@
 #include "dovetail/base/file.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/cli/fit/cluster_charts.h"
+#include "dovetail/cli/fit/clusters.h"
+#include "dovetail/cli/fit/coefficients_chart.h"
 #include "dovetail/cli/fit/fit_models.h"
 #include "dovetail/cli/fit/fitted_model.h"
 #include "dovetail/fit/regression/regression.h"
@@ -45,6 +48,22 @@ void fit_linear_model(const FitOptions& options, const FitContext& context, FitO
   outcome.figures = {
       {"R2", std::isfinite(result.r2) ? number(result.r2) : "none: the target is constant"},
       {"root mean square error", number(result.rmse)}};
+  const double r2 = result.r2, rmse = result.rmse, constant = result.intercept;
+  const at::Tensor slopes = result.coefficients;
+  const std::string target = options.target;
+  outcome.tiles = {number_tile("R2", r2),
+                   number_tile("root mean square error", rmse),
+                   {.label = "columns", .value = format_grouped(slopes.numel())}};
+  outcome.sections = [=, &matrix] {
+    const RowSample sample = sample_rows(matrix.x, matrix.target, 0);
+    const at::Tensor predicted = sample.x.to(at::kDouble).matmul(slopes) + constant;
+    return std::vector<PageSection>{
+        {"Model", charts_html({coefficients_chart(matrix, slopes.unsqueeze(0), {target}),
+                               points_chart(fmt::format("{} rows: prediction and target",
+                                                        format_grouped(sample.x.size(0))),
+                                            at::stack({predicted, sample.labels}, 1),
+                                            {"prediction", target})})}};
+  };
   std::vector<std::string> columns = {"intercept"};
   columns.insert(columns.end(), matrix.columns.begin(), matrix.columns.end());
   const at::Tensor intercept = at::scalar_tensor(result.intercept, at::kDouble);
@@ -103,6 +122,11 @@ void fit_logistic_model(const FitOptions& options, const FitContext& context, Fi
       result.converged ? "converged" : "not converged", result.iterations);
   outcome.figures = {{"accuracy on these rows", number(result.accuracy)},
                      {"loss of a row", number(result.loss)}};
+  outcome.tiles = {number_tile("accuracy on these rows", result.accuracy),
+                   number_tile("loss of a row", result.loss),
+                   {.label = "classes", .value = format_grouped(num_classes)},
+                   {.label = "columns", .value = format_grouped(std::ssize(matrix.columns))},
+                   {.label = "iterations", .value = format_grouped(result.iterations)}};
   // Class of each line. With two classes it is the second, to which the score belongs.
   std::vector<std::string> columns = {"class", "intercept"};
   columns.insert(columns.end(), matrix.columns.begin(), matrix.columns.end());
@@ -115,6 +139,18 @@ void fit_logistic_model(const FitOptions& options, const FitContext& context, Fi
       .tensors = {{"coefficients", result.coefficients}, {"intercepts", result.intercepts}},
       .target = matrix.target_name,
       .classes = matrix.classes};
+  const at::Tensor slopes = result.coefficients;
+  outcome.sections = [=, &context, &matrix] {
+    std::vector<double> losses, gradients;
+    for (const std::vector<double>& line : context.state.lines()) {
+      losses.push_back(line[0]);
+      gradients.push_back(line[1]);
+    }
+    return std::vector<PageSection>{
+        {"Model", charts_html({coefficients_chart(matrix, slopes, names),
+                               iterations_chart("loss of a row", losses),
+                               iterations_chart("largest element of the gradient", gradients)})}};
+  };
   outcome.write = [=, &context](const train::RunFolder& run) {
     write_table(run.path() / "coefficients.csv", columns, rows, names);
     save_model(run.path(), model);

@@ -22,7 +22,7 @@ data::Matrix read_centres(const std::filesystem::path& run) {
     throw UserError(fmt::format("{} holds no finished run of `dovetail kmeans`: there is no {}",
                                 run.string(), file.string()),
                     "give the folder that --out named");
-  return data::read_matrix(file, {.header = "yes", .type = data::MatrixType::kFloat64});
+  return data::read_matrix(file, {.type = data::MatrixType::kFloat64, .header = "yes"});
 }
 
 /// Returns the names in `a` that are not in `b`.

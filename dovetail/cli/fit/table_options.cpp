@@ -55,6 +55,7 @@ nlohmann::ordered_json executors_json(const jobs::Runtime& runtime) {
                     {"share", static_cast<double>(report.rows) /
                                   static_cast<double>(std::max<int64_t>(1, rows))},
                     {"busy_s", report.busy_s},
+                    {"copy_s", report.copy_s},
                     {"idle_s", report.idle_s},
                     {"rows_per_s", rate(report)}});
     if (rate(reports[0]) > 0) list.back()["alpha"] = rate(report) / rate(reports[0]);
@@ -251,9 +252,10 @@ std::vector<std::pair<std::string, std::string>> TableOptions::worker_figures(
   const auto add = [&](const nlohmann::ordered_json& of, const std::string& where) {
     for (const auto& executor : of.value("executors", nlohmann::ordered_json::array())) {
       const auto number = [&](const char* key) { return executor.at(key).get<double>(); };
-      std::string text = fmt::format("{} ({:.1f} %), busy {:.3g} s, idle {:.3g} s",
-                                     format_grouped(executor.at("rows")), 100 * number("share"),
-                                     number("busy_s"), number("idle_s"));
+      std::string text =
+          fmt::format("{} ({:.1f} %), busy {:.3g} s (copies {:.3g} s), idle {:.3g} s",
+                      format_grouped(executor.at("rows")), 100 * number("share"), number("busy_s"),
+                      number("copy_s"), number("idle_s"));
       if (executor.contains("alpha")) text += fmt::format(", alpha {:.3g}", number("alpha"));
       if (executor.contains("left_out"))
         text += ", left out: " + executor.at("left_out").get<std::string>();

@@ -11,15 +11,26 @@ namespace dovetail::fit {
 /// clusters. Computes S^2 distances, so pass a sample of a large data set.
 double silhouette(const at::Tensor& x, const at::Tensor& labels);
 
-/// Plane for a picture of rows x (S, D). It contains the mean of the rows and the two directions of
-/// their largest variances.
-struct PrincipalPlane {
-  at::Tensor mean;  ///< (D) float64
-  /// Directions as columns, (D, 2) float64. The second one is zero if min(S, D) is 1.
+/// Plane on which a picture shows rows with D columns. The coordinates of a row x are
+/// ((x - origin) / unit) directions.
+struct PicturePlane {
+  at::Tensor origin;  ///< (D) float64: mean of the rows
+  /// (D) float64: interquartile range of each column if these differ more than tenfold; else 1.
+  /// Then columns of small numbers are visible beside columns of large ones.
+  at::Tensor unit;
+  bool has_units = false;  ///< true if `unit` is not 1
+  /// Directions as columns, (D, 2) float64. The second one is zero if all rows lie on a line.
   at::Tensor directions;
-  double share[2] = {0, 0};  ///< fraction of the total variance along each direction
+  double share[2] = {0, 0};  ///< fraction of the rows' variance along each direction
+
+  /// Returns the coordinates (N, 2) float64 of rows (N, D), contiguous.
+  at::Tensor project(const at::Tensor& rows) const;
 };
-/// Returns the plane of rows x (S, D), S >= 1.
-PrincipalPlane principal_plane(const at::Tensor& x);
+/// Returns the plane on which clusters of the rows x (S, D), S >= 1, differ most. Its directions
+/// are the principal components of the rows after each row was replaced by its centre,
+/// centres[labels[i]]. Where the centres span no plane, the principal components of the rows
+/// follow. `labels` is (S) int32, `centres` is (K, D).
+PicturePlane picture_plane(const at::Tensor& x, const at::Tensor& labels,
+                           const at::Tensor& centres);
 
 }  // namespace dovetail::fit

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "dovetail/report/page.h"
+#include "dovetail/report/drawing.h"
 #include "dovetail/train/report/memory.h"
 
 namespace dovetail::train {
@@ -19,76 +19,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kMiB = 1 << 20, kMs = 1e-3;
 
-/// Returns about `count` round numbers from 0 or `low` to `high`.
-std::vector<double> ticks(double low, double high, int count) {
-  const double raw = (high - low) / count, power = std::pow(10, std::floor(std::log10(raw))),
-               share = raw / power;
-  const double step = (share < 1.5 ? 1 : share < 3.5 ? 2 : share < 7.5 ? 5 : 10) * power;
-  std::vector<double> out;
-  for (double t = std::ceil(low / step - 1e-9) * step; t <= high + step * 1e-9; t += step)
-    out.push_back(std::abs(t) < step * 1e-9 ? 0 : t);
-  return out;
-}
-
-/// A drawing with its axes. x and y are in the units of the data.
-class Drawing {
- public:
-  Drawing(double width, double height) : width_(width), height_(height) {}
-
-  void range(double x_low, double x_high, double y_low, double y_high) {
-    x_low_ = x_low, x_high_ = x_high, y_low_ = y_low, y_high_ = y_high;
-  }
-  double x(double value) const {
-    return kLeft + (value - x_low_) / (x_high_ - x_low_) * (width_ - kLeft - kRight);
-  }
-  double y(double value) const {
-    return height_ - kBottom - (value - y_low_) / (y_high_ - y_low_) * (height_ - kBottom - kTop);
-  }
-
-  template <class... Args>
-  void add(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(body_), format, std::forward<Args>(args)...);
-  }
-  void text(double px, double py, const char* anchor, const std::string& words) {
-    add("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>", px, py, anchor,
-        report::escape_html(words));
-  }
-  void x_axis(const std::string& unit, double scale) {
-    for (const double t : ticks(x_low_ / scale, x_high_ / scale, 9)) {
-      add("<line class=\"grid\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2:.1f}\"/>",
-          x(t * scale), kTop, height_ - kBottom);
-      text(x(t * scale), height_ - kBottom + 17, "middle", fmt::format("{:g}", t));
-    }
-    text(width_ - kRight, height_ - 3, "end", unit);
-  }
-  void y_axis(const std::string& unit, double scale) {
-    for (const double t : ticks(y_low_ / scale, y_high_ / scale, 5)) {
-      add("<line class=\"grid\" x1=\"{1}\" x2=\"{2:.1f}\" y1=\"{0:.1f}\" y2=\"{0:.1f}\"/>",
-          y(t * scale), kLeft, width_ - kRight);
-      text(kLeft - 8, y(t * scale) + 4, "end", fmt::format("{:g}", t));
-    }
-    text(4, 12, "start", unit);
-  }
-  /// Draws a line of steps: each value holds until the next point.
-  void steps(const std::vector<std::pair<double, double>>& points, const std::string& style) {
-    if (points.empty()) return;
-    add("<path fill=\"none\" {} d=\"M{:.1f} {:.1f}", style, x(points[0].first),
-        y(points[0].second));
-    for (size_t i = 1; i < points.size(); ++i)
-      add("H{:.1f}V{:.1f}", x(points[i].first), y(points[i].second));
-    add("\"/>");
-  }
-  std::string svg() const {
-    return fmt::format("<svg class=\"plot\" viewBox=\"0 0 {} {}\" role=\"img\">{}</svg>", width_,
-                       height_, body_);
-  }
-
-  static constexpr double kLeft = 66, kRight = 14, kTop = 22, kBottom = 34;
-
- private:
-  double width_, height_, x_low_ = 0, x_high_ = 1, y_low_ = 0, y_high_ = 1;
-  std::string body_;
-};
+using report::Drawing;
+using report::Scale;
 
 double total(const Json& point) {
   double sum = 0;
@@ -120,6 +52,10 @@ double end_of(const Json& record, const char* of) {
 double longest(const Json& record) {
   return std::max(
       {end_of(record, "simulated"), end_of(record, "measured"), end_of(record, "kept"), 1e-9});
+}
+
+report::Axis time_axis(const Json& record) {
+  return {.scale = Scale::linear(0, longest(record)), .label = "ms", .unit = kMs, .marks = 9};
 }
 
 /// Draws one purpose of the stack: a band between the sum of the purposes below and this sum plus
@@ -175,8 +111,7 @@ void add_bars(Drawing& to, const Json& streams, double top) {
   }
   constexpr std::array kRows = {"compute", "out", "in"};
   for (size_t row = 0; row < kRows.size(); ++row)
-    to.text(Drawing::kLeft - 8, top + kLaneHeight * static_cast<double>(row) + 13, "end",
-            kRows[row]);
+    to.text(to.left() - 8, top + kLaneHeight * static_cast<double>(row) + 13, "end", kRows[row]);
 }
 
 }  // namespace
@@ -189,10 +124,9 @@ std::string memory_chart(const Json& record) {
   for (const char* of : {"kept", "simulated", "measured"})
     if (memory.contains(of))
       for (const Json& point : memory[of]) most = std::max(most, total(point));
-  Drawing drawing(1110, 330);
-  drawing.range(0, longest(record), 0, 1.04 * most);
-  drawing.y_axis("MiB", kMiB);
-  drawing.x_axis("ms", kMs);
+  Drawing drawing(
+      1110, 330, time_axis(record),
+      {.scale = Scale::linear(0, 1.04 * most), .label = "MiB", .unit = kMiB, .marks = 5});
   const double end_s = end_of(record, "simulated");
   for (size_t p = 0; p < memory.at("purposes").size(); ++p)
     add_band(drawing, memory.at("simulated"), end_s, p,
@@ -205,7 +139,7 @@ std::string memory_chart(const Json& record) {
   drawing.add(
       "<line x1=\"{}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"var(--bad)\" "
       "stroke-width=\"1.4\" stroke-dasharray=\"7 4\"/>",
-      Drawing::kLeft, drawing.x(longest(record)),
+      drawing.left(), drawing.x(longest(record)),
       drawing.y(record.at("budget_bytes").get<double>()),
       drawing.y(record.at("budget_bytes").get<double>()));
   return drawing.svg();
@@ -213,13 +147,11 @@ std::string memory_chart(const Json& record) {
 
 std::string streams_chart(const Json& record) {
   const Json& streams = record.at("streams");
-  Drawing drawing(1110, streams.contains("measured") ? 236 : 144);
-  drawing.range(0, longest(record), 0, 1);
-  drawing.x_axis("ms", kMs);
+  Drawing drawing(1110, streams.contains("measured") ? 236 : 144, time_axis(record), {.marks = 0});
   double top = Drawing::kTop;
   for (const char* of : {"simulated", "measured"}) {
     if (!streams.contains(of)) continue;
-    drawing.text(Drawing::kLeft, top - 4, "start", of);
+    drawing.text(drawing.left(), top - 4, "start", of);
     add_bars(drawing, streams[of], top);
     top += 92;
   }
@@ -237,10 +169,13 @@ std::string curve_chart(const Json& record) {
     most = std::max(most, point.at("budget_bytes").get<double>());
   }
   const double pad_s = std::max(0.1 * (high - low), 0.02 * high), pad = 0.04 * (most - least);
-  Drawing drawing(540, 250);
-  drawing.range(least - pad, most + pad, std::max(low - pad_s, 0.0), high + pad_s);
-  drawing.y_axis("ms of a step", kMs);
-  drawing.x_axis("MiB of memory", kMiB);
+  Drawing drawing(
+      540, 250,
+      {.scale = Scale::linear(least - pad, most + pad), .label = "MiB of memory", .unit = kMiB},
+      {.scale = Scale::linear(std::max(low - pad_s, 0.0), high + pad_s),
+       .label = "ms of a step",
+       .unit = kMs,
+       .marks = 5});
   std::string points;
   for (const Json& point : curve)
     points += fmt::format("{:.1f},{:.1f} ", drawing.x(point.at("budget_bytes").get<double>()),

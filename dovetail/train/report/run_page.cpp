@@ -38,14 +38,11 @@ std::string header(const Json& data) {
 }
 
 std::string tiles(const Json& data) {
-  std::string html = "<div class=\"tiles\">\n";
-  for (const Json& tile : data.at("tiles")) {
-    html += fmt::format(
-        "<div class=\"tile\"><div class=\"label\">{}</div><div class=\"value\">{}</div><div "
-        "class=\"note\">{}</div></div>\n",
-        escaped(tile, "label"), escaped(tile, "value"), escaped(tile, "note"));
-  }
-  return html + "</div>\n";
+  std::vector<report::Tile> tiles;
+  for (const Json& tile : data.at("tiles"))
+    tiles.push_back(
+        {.label = tile.at("label"), .value = tile.at("value"), .note = tile.at("note")});
+  return report::tiles_html(tiles);
 }
 
 constexpr const char* kAxes = R"(<div class="bar">
@@ -128,29 +125,33 @@ std::string table(const Json& rows, std::initializer_list<const char*> heads) {
   return html + "</table>\n";
 }
 
-std::string chart_box(const char* kind, const char* title, const Json& legend, const Json& svg) {
-  std::string html = fmt::format(
-      "<div class=\"chart{}\"><div class=\"top\"><h3>{}</h3><span class=\"legend\">", kind, title);
-  for (const Json& item : legend)
-    html += fmt::format("<span style=\"--mark:{}\">{}</span> ", escaped(item, "colour"),
-                        escaped(item, "words"));
-  return html + "</span></div>" + svg.get<std::string>() + "</div>\n";
+std::vector<report::LegendItem> legend_of(const Json& items) {
+  std::vector<report::LegendItem> legend;
+  for (const Json& item : items)
+    legend.push_back({.colour = item.at("colour"), .words = item.at("words")});
+  return legend;
 }
 
 std::string memory(const Json& data) {
   const Json& panel = data.at("memory");
   if (panel.is_null()) return "";
-  const Json lanes = {{{"words", "computing"}, {"colour", "var(--c0)"}},
-                      {{"words", "recomputed"}, {"colour", "var(--c1)"}},
-                      {{"words", "to the slow tier"}, {"colour", "var(--c2)"}},
-                      {{"words", "and back"}, {"colour", "var(--c3)"}}};
+  using report::ChartWidth;
+  const auto chart = [&](ChartWidth width, const char* title,
+                         const std::vector<report::LegendItem>& legend, const char* name) {
+    return report::chart_box(width, title, legend, panel.at(name).get<std::string>());
+  };
   std::string html = fmt::format("<h2>Memory plan</h2>\n<p>{}</p>\n<div class=\"charts\">\n",
                                  escaped(panel, "words"));
-  html += chart_box(" wide", "Memory over one step, simulated by purpose", panel.at("legend"),
-                    panel.at("chart"));
-  html += chart_box(" wide", "Streams of the step", lanes, panel.at("streams"));
+  html += chart(ChartWidth::kFull, "Memory over one step, simulated by purpose",
+                legend_of(panel.at("legend")), "chart");
+  html += chart(ChartWidth::kFull, "Streams of the step",
+                {{"var(--c0)", "computing"},
+                 {"var(--c1)", "recomputed"},
+                 {"var(--c2)", "to the slow tier"},
+                 {"var(--c3)", "and back"}},
+                "streams");
   if (!panel.at("curve").get<std::string>().empty())
-    html += chart_box("", "Time against memory", Json::array(), panel.at("curve"));
+    html += chart(ChartWidth::kHalf, "Time against memory", {}, "curve");
   html += "<div class=\"chart\"><div class=\"top\"><h3>Predicted and measured</h3></div>" +
           table(panel.at("compared"), {"", "everything kept", "predicted", "measured", ""}) +
           "<div class=\"top\"><h3>Decisions</h3></div>" +
