@@ -57,20 +57,23 @@ class Block {
   }
 
   void wait_for_block() { wait(State::kAtBarrier); }
-  void wait_for_warp() { wait(State::kAtExchange); }
+  /// Waits until all lanes of `mask` that still run wait here.
+  void wait_for_lanes(unsigned mask) {
+    fibers_[static_cast<size_t>(current_)]->mask = mask;
+    wait(State::kAtExchange);
+  }
   int lane() const { return current_ % kWarpLanes; }
-  /// Returns the values that the lanes of the current warp exchange.
+  /// Returns the values that the lanes of `mask` in the current warp exchange.
   template <class T>
-  std::array<T, kWarpLanes> exchange(const T& mine) {
+  std::array<T, kWarpLanes> exchange(const T& mine, unsigned mask = ~0u) {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(Fiber::slot));
     std::memcpy(fibers_[static_cast<size_t>(current_)]->slot, &mine, sizeof(T));
-    wait_for_warp();
-    std::array<T, kWarpLanes> all;
-    const int first = current_ / kWarpLanes * kWarpLanes;
-    for (int i = 0; i < kWarpLanes; ++i)
-      std::memcpy(&all[static_cast<size_t>(i)], fibers_[static_cast<size_t>(first + i)]->slot,
-                  sizeof(T));
-    wait_for_warp();
+    wait_for_lanes(mask);
+    std::array<T, kWarpLanes> all = {};
+    const size_t first = static_cast<size_t>(current_ / kWarpLanes * kWarpLanes);
+    for (size_t i = 0; i < kWarpLanes && first + i < fibers_.size(); ++i)
+      std::memcpy(&all[i], fibers_[first + i]->slot, sizeof(T));
+    wait_for_lanes(mask);
     return all;
   }
 
@@ -90,6 +93,7 @@ class Block {
     std::jmp_buf jump = {};
     bool begun = false;
     State state = State::kReady;
+    unsigned mask = 0;  ///< lanes of the warp that an exchange waits for
     alignas(16) char slot[32] = {};
   };
 
@@ -113,22 +117,25 @@ class Block {
   }
   /// Lets threads go on whose barrier or exchange is complete.
   void release() {
-    const auto all = [&](size_t from, size_t to, State state) {
-      bool any = false;
-      for (size_t i = from; i < to; ++i) {
-        if (fibers_[i]->state == State::kDone) continue;
-        if (fibers_[i]->state != state) return false;
-        any = true;
+    const auto waits = [&](size_t i, State state) {
+      return fibers_[i]->state == state || fibers_[i]->state == State::kDone;
+    };
+    bool at_barrier = true;
+    for (size_t i = 0; i < fibers_.size(); ++i)
+      at_barrier = at_barrier && waits(i, State::kAtBarrier);
+    std::vector<size_t> free;
+    for (size_t i = 0; i < fibers_.size(); ++i) {
+      bool complete = at_barrier;
+      if (fibers_[i]->state == State::kAtExchange) {
+        complete = true;
+        const size_t first = i / kWarpLanes * kWarpLanes;
+        for (size_t lane = 0; lane < kWarpLanes && first + lane < fibers_.size(); ++lane)
+          if ((fibers_[i]->mask >> lane & 1) != 0)
+            complete = complete && waits(first + lane, State::kAtExchange);
       }
-      return any;
-    };
-    const auto free = [&](size_t from, size_t to) {
-      for (size_t i = from; i < to; ++i)
-        if (fibers_[i]->state != State::kDone) fibers_[i]->state = State::kReady;
-    };
-    if (all(0, fibers_.size(), State::kAtBarrier)) return free(0, fibers_.size());
-    for (size_t warp = 0; warp < fibers_.size(); warp += kWarpLanes)
-      if (all(warp, warp + kWarpLanes, State::kAtExchange)) free(warp, warp + kWarpLanes);
+      if (complete && fibers_[i]->state != State::kDone) free.push_back(i);
+    }
+    for (const size_t i : free) fibers_[i]->state = State::kReady;
   }
 
   std::function<void()> body_;
@@ -144,7 +151,17 @@ inline cuda_on_cpu::Index threadIdx, blockIdx, blockDim, gridDim;
 struct alignas(16) float4 {
   float x, y, z, w;
 };
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
+using cudaStream_t = void*;
+using cudaError_t = int;
 
+#define DOVETAIL_CUDA_ON_CPU
+#define __host__
 #define __global__ static
 #define __device__
 #define __shared__ static
@@ -152,17 +169,37 @@ struct alignas(16) float4 {
 #define __launch_bounds__(...)
 
 inline void __syncthreads() { cuda_on_cpu::Block::current_block->wait_for_block(); }
+inline void __syncwarp(unsigned lanes) { cuda_on_cpu::Block::current_block->wait_for_lanes(lanes); }
 template <class T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
+T __shfl_xor_sync(unsigned lanes, T value, int mask) {
   auto& block = *cuda_on_cpu::Block::current_block;
-  return block.exchange(value)[static_cast<size_t>(block.lane() ^ mask)];
+  return block.exchange(value, lanes)[static_cast<size_t>(block.lane() ^ mask)];
 }
 template <class T>
-T __shfl_up_sync(unsigned, T value, int offset) {
+T __shfl_up_sync(unsigned lanes, T value, int offset) {
   auto& block = *cuda_on_cpu::Block::current_block;
   const int from = block.lane() - offset;
-  return block.exchange(value)[static_cast<size_t>(from < 0 ? block.lane() : from)];
+  return block.exchange(value, lanes)[static_cast<size_t>(from < 0 ? block.lane() : from)];
 }
+template <class T>
+T __ldg(const T* from) {
+  return *from;
+}
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline uint32_t __umulhi(uint32_t x, uint32_t y) {
+  return static_cast<uint32_t>(uint64_t{x} * y >> 32);
+}
+inline float __uint_as_float(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+inline uint32_t __float_as_uint(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+inline float __bfloat162float(__nv_bfloat16 x) { return __uint_as_float(uint32_t{x.bits} << 16); }
 template <class T>
 T atomicAdd(T* to, T value) {
   const T before = *to;

@@ -7,6 +7,7 @@
 #include "dovetail/fit/cuda/kmeans.cu"
 #include "dovetail/jobs/task.h"
 #include "tests/fit/testing.h"
+#undef __host__
 #undef __global__
 #undef __device__
 #undef __shared__

@@ -247,8 +247,25 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
     }
     return std::string("accepted");
   };
-  EXPECT_THAT(refusal([](RunConfig& c) { c.run.device = "cuda"; }),
-              HasSubstr("tables are on the CPU only"));
+  const auto refusal_on_gpu = [&](auto change) {
+    return refusal([&](RunConfig& c) {
+      c.run.device = "cuda";
+      change(c);
+    });
+  };
+  EXPECT_THAT(refusal_on_gpu([](RunConfig& c) {
+                c.rows.sparse[1].num_rows = 0;
+                c.rows.sparse[1].max_rows = 100;
+              }),
+              HasSubstr("\"item\" has max_rows"));
+  EXPECT_THAT(refusal_on_gpu([](RunConfig& c) { c.embedding.memory_bytes = 10000; }),
+              HasSubstr("embedding.memory_bytes: tables larger than memory are on the CPU only"));
+  EXPECT_THAT(refusal_on_gpu([](RunConfig& c) { c.embedding.row_dtype = "mxfp8"; }),
+              HasSubstr("embedding.row_dtype"));
+  EXPECT_THAT(refusal_on_gpu([](RunConfig& c) { c.memory.budget = "0.8x"; }),
+              HasSubstr("memory.budget"));
+  EXPECT_THAT(refusal_on_gpu([](RunConfig& c) { c.run.device = "cuda:0,cpu:2"; }),
+              HasSubstr("recommender.model"));
   EXPECT_THAT(refusal([](RunConfig& c) { c.rows.sparse[1].num_rows = 0; }),
               HasSubstr("\"item\" has no num_rows"));
   EXPECT_THAT(refusal([](RunConfig& c) { c.train.micro_batch = 50; }),

@@ -1,6 +1,8 @@
 #pragma once
 
+#ifndef DOVETAIL_CUDA_ON_CPU  // tests/fit/cuda_on_cpu.h
 #include <cuda_runtime_api.h>
+#endif
 
 #include "dovetail/embedding/pack/cuda_kernels.h"
 

@@ -10,36 +10,52 @@
 #include "dovetail/embedding/cuda/row.cuh"
 
 // A row's occurrences must have the order (sample of the whole batch, feature, position in the
-// bag). So ids are listed bag by bag, with the feature varying fastest. Then a stable sort orders
-// them by rows.
+// bag). A stable sort by rows keeps the order of the list. If each table has one feature, the ids
+// have this order within each row. Otherwise they are listed bag by bag, with the feature varying
+// fastest.
+//
+// Roofline at 1.7 million ids of 22 bits: the list reads 27 MB and writes 20 MB, a sort reads and
+// writes 41 MB three times, 0.06 ms together at 3.0 TB/s.
 
 namespace dovetail::embedding::cuda {
 namespace {
 
-/// One thread for each bag, in input order. There, the bags of a feature are consecutive.
+constexpr int64_t kGridRows = 65535;  // maximum blocks of a grid in its second dimension
+
+/// A thread for each bag. A block has one feature, or every kGridRows-th one.
+dim3 grid_of(int64_t samples, int64_t features) {
+  return dim3(blocks_for(samples, INT32_MAX), static_cast<unsigned>(std::min(features, kGridRows)));
+}
+
 __global__ void __launch_bounds__(kThreads)
     count_ids(CudaGradient part, int64_t features, uint32_t* bag_counts) {
-  const int64_t input = int64_t{blockIdx.x} * kThreads + threadIdx.x, samples = part.batch.samples;
-  if (input >= features * samples) return;
-  bag_counts[part.first_bag + input % samples * features + input / samples] =
-      static_cast<uint32_t>(part.batch.offsets[input + 1] - part.batch.offsets[input]);
+  const int64_t sample = int64_t{blockIdx.x} * kThreads + threadIdx.x, samples = part.batch.samples;
+  if (sample >= samples) return;
+  for (int64_t f = blockIdx.y; f < features; f += gridDim.y) {
+    const int64_t* offsets = part.batch.offsets + f * samples + sample;
+    bag_counts[part.first_bag + sample * features + f] =
+        static_cast<uint32_t>(offsets[1] - offsets[0]);
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
     list_ids(CudaGradient part, CudaPack pack, const uint32_t* bag_begins, uint32_t* keys,
              CudaOccurrence* occurrences) {
-  const int64_t input = int64_t{blockIdx.x} * kThreads + threadIdx.x, samples = part.batch.samples;
-  if (input >= pack.num_features * samples) return;
-  const CudaFeature feature = pack.features[input / samples];
-  const int64_t bag = part.first_bag + input % samples * pack.num_features + input / samples;
-  const int64_t begin = part.batch.offsets[input], end = part.batch.offsets[input + 1],
-                first = bag_begins[bag];
-  const float mean = feature.mean && end > begin ? 1.0f / static_cast<float>(end - begin) : 1.0f;
-  const int64_t first_row = pack.tables[feature.table].first_row;
-  for (int64_t i = begin; i < end; ++i) {
-    keys[first + i - begin] = static_cast<uint32_t>(first_row + part.batch.values[i]);
-    const float weight = part.batch.weights == nullptr ? 1.0f : part.batch.weights[i];
-    occurrences[first + i - begin] = {static_cast<uint32_t>(bag), weight * mean};
+  const int64_t sample = int64_t{blockIdx.x} * kThreads + threadIdx.x, samples = part.batch.samples;
+  if (sample >= samples) return;
+  for (int64_t f = blockIdx.y; f < pack.num_features; f += gridDim.y) {
+    const CudaFeature feature = pack.features[f];
+    const auto first_row = static_cast<uint32_t>(pack.tables[feature.table].first_row);
+    const int64_t* offsets = part.batch.offsets + f * samples + sample;
+    const int64_t bag = part.first_bag + sample * pack.num_features + f;
+    const int64_t begin = offsets[0], end = offsets[1],
+                  first = bag_begins == nullptr ? part.first_id + begin : bag_begins[bag];
+    const float mean = feature.mean && end > begin ? 1.0f / static_cast<float>(end - begin) : 1.0f;
+    for (int64_t i = begin; i < end; ++i) {
+      keys[first + i - begin] = first_row + static_cast<uint32_t>(part.batch.values[i]);
+      const float weight = part.batch.weights == nullptr ? 1.0f : part.batch.weights[i];
+      occurrences[first + i - begin] = {static_cast<uint32_t>(bag), weight * mean};
+    }
   }
 }
 
@@ -80,16 +96,19 @@ size_t sort_scratch(int64_t bags, int64_t count, int row_bits) {
 cudaError_t sort_occurrences(const CudaUpdateProblem& p, cudaStream_t stream) {
   size_t bytes = p.scratch_bytes;
   const std::span parts(p.parts, static_cast<size_t>(p.num_parts));
+  const int64_t features = p.pack.num_features;
+  if (p.bag_begins != nullptr) {
+    for (const CudaGradient& part : parts)
+      if (part.batch.samples > 0)
+        count_ids<<<grid_of(part.batch.samples, features), kThreads, 0, stream>>>(part, features,
+                                                                                  p.bag_begins);
+    const auto e = scan_bags(p.scratch, bytes, p.bag_begins, p.bags, stream);
+    if (e != cudaSuccess) return e;
+  }
   for (const CudaGradient& part : parts)
     if (part.batch.samples > 0)
-      count_ids<<<blocks_for(p.pack.num_features * part.batch.samples, INT32_MAX), kThreads, 0,
-                  stream>>>(part, p.pack.num_features, p.bag_begins);
-  if (const auto e = scan_bags(p.scratch, bytes, p.bag_begins, p.bags, stream); e != cudaSuccess)
-    return e;
-  for (const CudaGradient& part : parts)
-    if (part.batch.samples > 0)
-      list_ids<<<blocks_for(p.pack.num_features * part.batch.samples, INT32_MAX), kThreads, 0,
-                 stream>>>(part, p.pack, p.bag_begins, p.keys, p.occurrences);
+      list_ids<<<grid_of(part.batch.samples, features), kThreads, 0, stream>>>(
+          part, p.pack, p.bag_begins, p.keys, p.occurrences);
   const auto e = sort_keys(p.scratch, bytes, p.keys, p.sorted_keys, p.occurrences,
                            p.sorted_occurrences, p.count, p.row_bits, stream);
   if (e != cudaSuccess) return e;

@@ -1,8 +1,11 @@
 #pragma once
 
+#ifdef __CUDACC__
 #include <cuda_bf16.h>
+#endif
 
 #include <cstdint>
+#include <type_traits>
 
 #include "dovetail/base/philox.h"
 #include "dovetail/embedding/pack/cuda_kernels.h"
@@ -97,16 +100,33 @@ __device__ inline void add_scaled(float scale, float4 x, float4& sum) {
   sum.w = fmaf(scale, x.w, sum.w);
 }
 
+/// Division of numbers below 2^31 by a fixed divisor, as a product (Granlund and Montgomery 1994).
+struct Divider {
+  explicit Divider(uint32_t by) : divisor(by) {
+    while ((uint64_t{1} << shift) < by) ++shift;
+    factor = static_cast<uint32_t>((uint64_t{1} << 32) * ((uint64_t{1} << shift) - by) / by + 1);
+  }
+  __device__ uint32_t divided(uint32_t x) const { return (__umulhi(x, factor) + x) >> shift; }
+
+  uint32_t divisor, factor = 0, shift = 0;
+};
+
 /// Number of lanes that share a row (a power of two, at most a warp), and number of vectors that
 /// each lane holds.
 struct Team {
   int lanes, vectors;
 };
 
+/// Returns the lanes of the smallest team for a row of `dim` elements.
+__host__ __device__ inline int lanes_of(int dim) {
+  int lanes = 1;
+  while (lanes < 32 && lanes * kVector < dim) lanes *= 2;
+  return lanes;
+}
+
 /// Returns the smallest team that can hold a row of `widest` elements.
 inline Team team_of(int64_t widest) {
-  Team team{1, 1};
-  while (team.lanes < 32 && team.lanes * kVector < widest) team.lanes *= 2;
+  Team team{lanes_of(static_cast<int>(widest)), 1};
   while (int64_t{team.lanes} * team.vectors * kVector < widest) team.vectors *= 2;
   return team;
 }

@@ -9,14 +9,13 @@
 namespace dovetail::embedding {
 
 /// Table on a GPU. The rows of all tables in a pack (PackSpec in table.h) are numbered
-/// consecutively, one table after another. `first_row` is the number of this table's first row.
-/// `dim` is the number of elements of a row.
+/// consecutively, one table after another. `first_row` is the number of this table's first row, and
+/// `count` the number of its rows. `dim` is the number of elements of a row.
 struct CudaTable {
   char* rows;    ///< rows in their stored format, row_bytes each
   float* state;  ///< optimizer state, state_width floats for each row
-  int64_t first_row, dim, row_bytes, state_width;
+  int64_t first_row, count, dim, row_bytes, state_width;
   /// Fields of RowRounding (row_format.h) for stochastic rounding. Only bfloat16 rows use them.
-  uint64_t rounding_key;
   int64_t rounding_first_row, rounding_row_step, rounding_first_column;
 };
 
@@ -34,6 +33,7 @@ struct CudaPack {
   const CudaFeature* features;
   int64_t num_tables, num_features;
   int64_t widest;  ///< largest dim of all tables, at most kCudaDim
+  bool one_each;   ///< true if no table has two features
 };
 
 /// Maximum elements of a row: the lanes of one warp hold it in their registers.
@@ -75,6 +75,7 @@ struct CudaGradient {
   /// has the ids of one feature in one sample. Bags are numbered by (sample, feature), with the
   /// feature varying fastest.
   int64_t first_bag;
+  int64_t first_id;  ///< number of ids in the micro-batches before this one
 };
 
 /// Occurrence of one id in an update. It adds `scale` times its bag's gradient to the gradient of
@@ -95,6 +96,8 @@ struct CudaOccurrence {
 struct CudaUpdateProblem {
   CudaPack pack;
   UpdateScalars scalars;
+  /// RowRounding::key of each table, (num_tables) on the GPU. Null unless rows are bfloat16.
+  const uint64_t* rounding_keys;
   /// Number of micro-batches.
   int64_t num_parts;
   /// The micro-batches, (num_parts): the same elements in host memory and in GPU memory.
@@ -108,10 +111,10 @@ struct CudaUpdateProblem {
   // All arrays below are scratch memory on the GPU.
 
   /// bag_begins[b] is the index of bag b's first occurrence in `keys`, (bags + 1). The element
-  /// after the last bag is `count`.
+  /// after the last bag is `count`. Null if CudaPack::one_each.
   uint32_t* bag_begins;
-  /// Row number of each occurrence, (count): `keys` in the order of bags, `sorted_keys` sorted by
-  /// row.
+  /// Row number of each occurrence, (count). `keys` are in the order of bags, or in the order of
+  /// the ids if CudaPack::one_each. `sorted_keys` are sorted by row.
   uint32_t *keys, *sorted_keys;
   /// The occurrences in these two orders, (count) each.
   CudaOccurrence *occurrences, *sorted_occurrences;

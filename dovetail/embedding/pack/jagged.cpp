@@ -97,7 +97,7 @@ Jagged join(const std::vector<BagRange>& ranges, const Jagged& like, int64_t fea
 
 }  // namespace
 
-void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device device) {
+void check_shapes(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device device) {
   user_check(batch.features == static_cast<int64_t>(rows.size()) && batch.samples >= 0,
              "embedding: the batch has {} features of {} samples, but the tables take {} features",
              batch.features, batch.samples, rows.size());
@@ -106,7 +106,11 @@ void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device de
   check_tensor("offsets", batch.offsets, batch.features * batch.samples + 1, at::kLong, device);
   if (batch.weights.defined())
     check_tensor("weights", batch.weights, batch.values.numel(), at::kFloat, device);
-  if (!device.is_cpu()) return check_contents_on_gpu(batch, rows);
+}
+
+void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device device) {
+  check_shapes(batch, rows, device);
+  if (!device.is_cpu()) return ContentsCheck(batch, rows).wait();
   const int64_t* offsets = batch.offsets.const_data_ptr<int64_t>();
   const int64_t last = offsets[batch.features * batch.samples];
   user_check(offsets[0] == 0 && last == batch.values.numel(),
@@ -118,6 +122,18 @@ void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device de
       if (!feature_is_good(batch, f, rows[static_cast<size_t>(f)])) good = false;
   });
   if (!good) throw_first(batch, rows);
+}
+
+Jagged on(const Jagged& batch, at::Device device) {
+  if (batch.values.device() == device) return batch;
+  const auto move = [&](const at::Tensor& x) {
+    return x.defined() ? x.pin_memory().to(device, /*non_blocking=*/true) : x;
+  };
+  return {.values = move(batch.values),
+          .offsets = move(batch.offsets),
+          .weights = move(batch.weights),
+          .features = batch.features,
+          .samples = batch.samples};
 }
 
 Jagged samples_of(const Jagged& batch, int64_t first, int64_t count) {

@@ -26,6 +26,12 @@ constexpr int64_t kAnyKey = 0;
 /// table. Ids of feature f must be in [0, rows[f]), unless rows[f] is kAnyKey. Throws UserError
 /// otherwise, naming feature, sample and id where possible. If `device` is a GPU, waits for it.
 void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device device = at::kCPU);
+/// Like check_jagged, but does not look at offsets and ids.
+void check_shapes(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device device);
+
+/// Returns the batch on `device`. A copy to a GPU goes through pinned memory. It runs on the
+/// current stream, and nothing waits for it.
+Jagged on(const Jagged& batch, at::Device device);
 
 /// Returns samples [first, first + count) of a batch as a batch of its own.
 Jagged samples_of(const Jagged& batch, int64_t first, int64_t count);

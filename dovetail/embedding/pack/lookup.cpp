@@ -8,6 +8,7 @@
 #include <cmath>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -76,8 +77,8 @@ void check_output(const PackedTables& tables, const Jagged& batch, const at::Ten
              tables.device().is_cpu() ? "the CPU" : tables.device().str(), ops::describe(y));
 }
 
-void check_gradient(const PackedTables& tables, const PooledGradient& part) {
-  check_jagged(part.batch, tables.feature_rows(), tables.device());
+void check_gradient(const PackedTables& tables, const PooledGradient& part, Ids ids) {
+  if (ids == Ids::kUnchecked) check_jagged(part.batch, tables.feature_rows(), tables.device());
   check_output(tables, part.batch, part.gradient, "gradient");
 }
 
@@ -325,12 +326,23 @@ at::Tensor pool(const PackedTables& tables, const Jagged& batch) {
   return y;
 }
 
-void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor& y) {
-  check_jagged(batch, tables.feature_rows(), tables.device());
+void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor& y, Ids ids) {
+  const bool on_gpu = !tables.device().is_cpu();
+  if (on_gpu) {
+    check_shapes(batch, tables.feature_rows(), tables.device());
+  } else if (ids == Ids::kUnchecked) {
+    check_jagged(batch, tables.feature_rows());
+  }
   check_output(tables, batch, y, "output");
   DOVETAIL_CHECK(y.is_contiguous(), "pooled rows are not contiguous");
   const TraceSpan span("dovetail::embedding_pool");
-  if (!tables.device().is_cpu()) return pool_on_gpu(tables, batch, y);
+  if (on_gpu) {
+    std::optional<ContentsCheck> check;
+    if (ids == Ids::kUnchecked) check.emplace(batch, tables.feature_rows());
+    pool_on_gpu(tables, batch, y);
+    if (check) check->wait();
+    return;
+  }
   if (!kernels_on(tables)) return composed::pool(tables, batch, y);
   const PoolProblem problem = pool_problem(tables, batch, y);
   if (tables.unpooled()) return copy_rows(problem, batch);
@@ -346,8 +358,8 @@ void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor
   });
 }
 
-void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {
-  for (const PooledGradient& part : micro_batches) check_gradient(tables, part);
+void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batches, Ids ids) {
+  for (const PooledGradient& part : micro_batches) check_gradient(tables, part, ids);
   const TraceSpan span("dovetail::embedding_update");
   if (!tables.device().is_cpu()) {
     update_on_gpu(tables, micro_batches);

@@ -9,6 +9,10 @@
 
 namespace dovetail::embedding {
 
+/// State of a batch's ids and offsets. The ids of kChecked batches passed check_jagged, for the
+/// same tables, and are not checked again. On a GPU, a check waits for the device.
+enum class Ids { kUnchecked, kChecked };
+
 /// Looks up the ids of a batch. Returns one pooled row for each bag: (samples, columns) float32,
 /// with the features side by side in their order. A bag has the ids of one feature in one sample. A
 /// sum adds w * row over the bag in its order, where w is the id's weight (1 without weights). A
@@ -18,7 +22,8 @@ namespace dovetail::embedding {
 at::Tensor pool(const PackedTables& tables, const Jagged& batch);
 /// Writes the result of `pool` into y, contiguous float32 with the shape of that result. If y has
 /// columns of other packs (PackSpec::columns), they do not change.
-void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor& y);
+void pool_into(const PackedTables& tables, const Jagged& batch, const at::Tensor& y,
+               Ids ids = Ids::kUnchecked);
 
 /// Batch, and the loss's gradient with respect to the result of pool(tables, batch). The gradient
 /// is float32 and has the shape of that result.
@@ -32,6 +37,7 @@ struct PooledGradient {
 /// its occurrences. They are added in the order (sample of the whole batch, feature, position in
 /// the bag). So the bits do not depend on the cut into micro-batches, on threads or on other
 /// tables. Throws UserError for wrong shapes before anything has changed.
-void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batches);
+void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batches,
+            Ids ids = Ids::kUnchecked);
 
 }  // namespace dovetail::embedding

@@ -2,10 +2,13 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 
 #include "dovetail/base/error.h"
@@ -14,13 +17,23 @@
 
 namespace dovetail::embedding {
 
+/// Layout of a pack in GPU memory, with the tensors that own the memory.
+struct GpuLayout {
+  explicit GpuLayout(const PackedTables& from);
+
+  at::Tensor tables, features;
+  CudaPack pack = {};
+  int64_t rows = 0;
+};
+
 namespace {
 
-/// Copies `items` to GPU memory. They may be freed as soon as this returns.
+/// Copies `items` to GPU memory through pinned memory. Nothing waits for the copy.
 template <class Item>
 at::Tensor to_gpu(const std::vector<Item>& items, at::Device device) {
   static_assert(std::is_trivially_copyable_v<Item>);
-  at::Tensor bytes = at::empty({static_cast<int64_t>(items.size() * sizeof(Item))}, at::kByte);
+  at::Tensor bytes = at::empty({static_cast<int64_t>(items.size() * sizeof(Item))},
+                               at::TensorOptions(at::kByte).pinned_memory(true));
   if (!items.empty()) std::memcpy(bytes.mutable_data_ptr(), items.data(), bytes.nbytes());
   return bytes.to(device, /*non_blocking=*/true);
 }
@@ -30,50 +43,20 @@ Item* items_in(const at::Tensor& bytes) {
   return reinterpret_cast<Item*>(bytes.mutable_data_ptr());
 }
 
-/// Layout of a pack in GPU memory, with the tensors that own the memory.
-struct PackOnGpu {
-  explicit PackOnGpu(const PackedTables& from) {
-    std::vector<CudaTable> all;
-    std::vector<CudaFeature> looked_up;
-    for (size_t t = 0; t < from.spec().tables.size(); ++t) {
-      const TableSpec& table = from.spec().tables[t];
-      const auto number = static_cast<int64_t>(t);
-      const RowRounding rounding = from.rounding(number);
-      DOVETAIL_CHECK(rounding.row_of == nullptr, "rows of \"{}\" hold others, on a GPU",
-                     table.name);
-      all.push_back({.rows = from.row_data(number),
-                     .state = from.packed_state(number).mutable_data_ptr<float>(),
-                     .first_row = rows,
-                     .dim = table.dim,
-                     .row_bytes = row_bytes(from.spec().row_dtype, table.dim),
-                     .state_width = state_per_row(from.spec().optimizer.kind, table.dim),
-                     .rounding_key = rounding.key,
-                     .rounding_first_row = rounding.first_row,
-                     .rounding_row_step = rounding.row_step,
-                     .rounding_first_column = rounding.first_column});
-      rows += table.rows;
-      pack.widest = std::max(pack.widest, table.dim);
-    }
-    for (const FeatureLayout& feature : from.features()) {
-      const TableSpec& table = from.spec().tables[static_cast<size_t>(feature.table)];
-      looked_up.push_back({.table = feature.table,
-                           .column = feature.column,
-                           .mean = table.pooling == Pooling::kMean});
-    }
-    tables = to_gpu(all, from.device());
-    features = to_gpu(looked_up, from.device());
-    pack.storage = from.spec().row_dtype == RowDtype::kFloat32 ? ops::Storage::kFloat32
-                                                               : ops::Storage::kBFloat16;
-    pack.tables = items_in<CudaTable>(tables);
-    pack.features = items_in<CudaFeature>(features);
-    pack.num_tables = std::ssize(all);
-    pack.num_features = std::ssize(looked_up);
-  }
+/// Returns the layout of tables on a GPU. The first call copies it there.
+const GpuLayout& layout_of(const PackedTables& tables) {
+  std::shared_ptr<const GpuLayout>& layout = tables.gpu_layout();
+  if (!layout) layout = std::make_shared<GpuLayout>(tables);
+  return *layout;
+}
 
-  at::Tensor tables, features;
-  CudaPack pack = {};
-  int64_t rows = 0;
-};
+/// Returns the keys of the next update's stochastic rounding, one for each table.
+std::vector<uint64_t> rounding_keys(const PackedTables& tables) {
+  std::vector<uint64_t> keys;
+  for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t)
+    keys.push_back(tables.rounding(t).key);
+  return keys;
+}
 
 CudaBatch on_gpu(const Jagged& batch) {
   return {.values = batch.values.const_data_ptr<int64_t>(),
@@ -85,27 +68,79 @@ CudaBatch on_gpu(const Jagged& batch) {
 
 }  // namespace
 
-void check_contents_on_gpu(const Jagged& batch, at::ArrayRef<int64_t> rows) {
-  const c10::DeviceGuard guard(batch.values.device());
-  const at::Tensor limits = to_gpu(rows.vec(), batch.values.device());
-  const at::Tensor bad = at::zeros({1}, batch.values.options().dtype(at::kInt));
+GpuLayout::GpuLayout(const PackedTables& from) {
+  std::vector<CudaTable> all;
+  std::vector<CudaFeature> looked_up;
+  pack.one_each = true;
+  for (size_t t = 0; t < from.spec().tables.size(); ++t) {
+    const TableSpec& table = from.spec().tables[t];
+    const auto number = static_cast<int64_t>(t);
+    const RowRounding rounding = from.rounding(number);
+    DOVETAIL_CHECK(rounding.row_of == nullptr, "rows of \"{}\" hold others, on a GPU", table.name);
+    all.push_back({.rows = from.row_data(number),
+                   .state = from.packed_state(number).mutable_data_ptr<float>(),
+                   .first_row = rows,
+                   .count = table.rows,
+                   .dim = table.dim,
+                   .row_bytes = row_bytes(from.spec().row_dtype, table.dim),
+                   .state_width = state_per_row(from.spec().optimizer.kind, table.dim),
+                   .rounding_first_row = rounding.first_row,
+                   .rounding_row_step = rounding.row_step,
+                   .rounding_first_column = rounding.first_column});
+    rows += table.rows;
+    pack.widest = std::max(pack.widest, table.dim);
+    pack.one_each = pack.one_each && from.features_of(number).size() <= 1;
+  }
+  for (const FeatureLayout& feature : from.features()) {
+    const TableSpec& table = from.spec().tables[static_cast<size_t>(feature.table)];
+    looked_up.push_back({.table = feature.table,
+                         .column = feature.column,
+                         .mean = table.pooling == Pooling::kMean});
+  }
+  tables = to_gpu(all, from.device());
+  features = to_gpu(looked_up, from.device());
+  pack.storage = from.spec().row_dtype == RowDtype::kFloat32 ? ops::Storage::kFloat32
+                                                             : ops::Storage::kBFloat16;
+  pack.tables = items_in<CudaTable>(tables);
+  pack.features = items_in<CudaFeature>(features);
+  pack.num_tables = std::ssize(all);
+  pack.num_features = std::ssize(looked_up);
+}
+
+ContentsCheck::ContentsCheck(const Jagged& batch, at::ArrayRef<int64_t> rows)
+    : batch_(batch), rows_(rows), end_(batch.values.device().type()) {
+  const at::Device device = batch.values.device();
+  const c10::DeviceGuard guard(device);
+  const c10::impl::VirtualGuardImpl gpu(device.type());
+  c10::Event begin(device.type());
+  begin.record(gpu.getStream(device));
+  const c10::StreamGuard beside(gpu.getStreamFromGlobalPool(device));
+  begin.block(beside.current_stream());
+  limits_ = to_gpu(rows.vec(), device);
+  bad_ = at::zeros({1}, batch.values.options().dtype(at::kInt));
   cuda_kernels().check({.batch = on_gpu(batch),
                         .features = batch.features,
-                        .rows = items_in<int64_t>(limits),
-                        .bad = bad.mutable_data_ptr<int32_t>()});
-  if (bad.item<int32_t>() == 0) return;
-  Jagged there = batch;
+                        .rows = items_in<int64_t>(limits_),
+                        .bad = bad_.mutable_data_ptr<int32_t>()});
+  bad_on_host_ = at::empty({1}, at::TensorOptions(at::kInt).pinned_memory(true));
+  bad_on_host_.copy_(bad_, /*non_blocking=*/true);
+  end_.record(beside.current_stream());
+}
+
+void ContentsCheck::wait() {
+  end_.synchronize();
+  if (bad_on_host_.item<int32_t>() == 0) return;
+  Jagged there = batch_;
   for (at::Tensor* tensor : {&there.values, &there.offsets, &there.weights})
     if (tensor->defined()) *tensor = tensor->cpu();
-  check_jagged(there, rows);
+  check_jagged(there, rows_);
   DOVETAIL_CHECK(false, "a batch that is refused on the GPU alone");
 }
 
 void pool_on_gpu(const PackedTables& tables, const Jagged& batch, const at::Tensor& y) {
   if (batch.features * batch.samples == 0) return;
   const c10::DeviceGuard guard(tables.device());
-  const PackOnGpu pack(tables);
-  cuda_kernels().pool({.pack = pack.pack,
+  cuda_kernels().pool({.pack = layout_of(tables).pack,
                        .batch = on_gpu(batch),
                        .y = y.mutable_data_ptr<float>(),
                        .columns = tables.columns()});
@@ -113,7 +148,7 @@ void pool_on_gpu(const PackedTables& tables, const Jagged& batch, const at::Tens
 
 void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {
   const c10::DeviceGuard guard(tables.device());
-  const PackOnGpu pack(tables);
+  const GpuLayout& layout = layout_of(tables);
   std::vector<at::Tensor> gradients;
   std::vector<CudaGradient> parts;
   int64_t bags = 0, count = 0;
@@ -122,46 +157,53 @@ void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>
     parts.push_back({.batch = on_gpu(part.batch),
                      .gradient = gradients.back().const_data_ptr<float>(),
                      .gradient_stride = gradients.back().stride(0),
-                     .first_bag = bags});
+                     .first_bag = bags,
+                     .first_id = count});
     bags += part.batch.features * part.batch.samples;
     count += part.batch.values.numel();
   }
   if (count == 0) return;
-  user_check(bags < INT32_MAX && count < INT32_MAX && pack.rows <= int64_t{1} << 32,
+  user_check(bags < INT32_MAX && count < INT32_MAX && layout.rows <= int64_t{1} << 32,
              "embedding: an update on a GPU may have 2^31 - 2 bags and ids of 2^32 rows, but has "
              "{} and {} of {}",
-             bags, count, pack.rows);
+             bags, count, layout.rows);
   const int row_bits =
-      std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(pack.rows - 1))));
+      std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(layout.rows - 1))));
   const at::Tensor on_gpu = to_gpu(parts, tables.device());
   const auto bytes = at::TensorOptions(tables.device()).dtype(at::kByte);
   const auto words = [&](int64_t n) {
     return at::empty({n * static_cast<int64_t>(sizeof(uint32_t))}, bytes);
   };
-  const at::Tensor bag_begins = words(bags + 1), keys = words(count), sorted_keys = words(count),
-                   occurrences = words(2 * count), sorted_occurrences = words(2 * count),
-                   row_begins = words(count), long_rows = words(count), counts = words(2).zero_();
+  const bool rounds = layout.pack.storage == ops::Storage::kBFloat16;
+  const at::Tensor keys_of_rounding =
+      rounds ? to_gpu(rounding_keys(tables), tables.device()) : at::Tensor();
+  const at::Tensor bag_begins = words(layout.pack.one_each ? 0 : bags + 1), keys = words(count),
+                   sorted_keys = words(count), occurrences = words(2 * count),
+                   sorted_occurrences = words(2 * count), row_begins = words(count),
+                   long_rows = words(count), counts = words(2).zero_();
   const size_t scratch_bytes = cuda_kernels().update_scratch(bags, count, row_bits);
   const at::Tensor scratch = at::empty({static_cast<int64_t>(scratch_bytes)}, bytes);
   static_assert(sizeof(CudaOccurrence) == 2 * sizeof(uint32_t));
-  cuda_kernels().update({.pack = pack.pack,
-                         .scalars = update_scalars(tables.spec().optimizer, tables.steps() + 1),
-                         .num_parts = std::ssize(parts),
-                         .parts = parts.data(),
-                         .parts_on_gpu = items_in<CudaGradient>(on_gpu),
-                         .bags = bags,
-                         .count = count,
-                         .row_bits = row_bits,
-                         .bag_begins = items_in<uint32_t>(bag_begins),
-                         .keys = items_in<uint32_t>(keys),
-                         .sorted_keys = items_in<uint32_t>(sorted_keys),
-                         .occurrences = items_in<CudaOccurrence>(occurrences),
-                         .sorted_occurrences = items_in<CudaOccurrence>(sorted_occurrences),
-                         .row_begins = items_in<uint32_t>(row_begins),
-                         .long_rows = items_in<uint32_t>(long_rows),
-                         .counts = items_in<uint32_t>(counts),
-                         .scratch = scratch.mutable_data_ptr(),
-                         .scratch_bytes = scratch_bytes});
+  cuda_kernels().update(
+      {.pack = layout.pack,
+       .scalars = update_scalars(tables.spec().optimizer, tables.steps() + 1),
+       .rounding_keys = rounds ? items_in<uint64_t>(keys_of_rounding) : nullptr,
+       .num_parts = std::ssize(parts),
+       .parts = parts.data(),
+       .parts_on_gpu = items_in<CudaGradient>(on_gpu),
+       .bags = bags,
+       .count = count,
+       .row_bits = row_bits,
+       .bag_begins = layout.pack.one_each ? nullptr : items_in<uint32_t>(bag_begins),
+       .keys = items_in<uint32_t>(keys),
+       .sorted_keys = items_in<uint32_t>(sorted_keys),
+       .occurrences = items_in<CudaOccurrence>(occurrences),
+       .sorted_occurrences = items_in<CudaOccurrence>(sorted_occurrences),
+       .row_begins = items_in<uint32_t>(row_begins),
+       .long_rows = items_in<uint32_t>(long_rows),
+       .counts = items_in<uint32_t>(counts),
+       .scratch = scratch.mutable_data_ptr(),
+       .scratch_bytes = scratch_bytes});
 }
 
 }  // namespace dovetail::embedding

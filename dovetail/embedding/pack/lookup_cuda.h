@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <vector>
 
@@ -8,11 +9,25 @@
 
 namespace dovetail::embedding {
 
-/// Checks offsets and ids of a batch on a GPU, as check_jagged does with the same `rows`. The
-/// caller has checked the shapes. Throws UserError like check_jagged. Waits for the GPU.
-void check_contents_on_gpu(const Jagged& batch, at::ArrayRef<int64_t> rows);
+/// Check of offsets and ids of a batch on a GPU, by the rules of check_jagged with the same `rows`.
+/// The caller has checked the shapes. The check runs on a stream of its own. So kernels that are
+/// queued before `wait` run beside it.
+class ContentsCheck {
+ public:
+  /// Starts the check.
+  ContentsCheck(const Jagged& batch, at::ArrayRef<int64_t> rows);
+  /// Waits for the check. Throws UserError like check_jagged.
+  void wait();
 
-/// Computes pool_into (lookup.h) for tables on a GPU. The caller has checked the arguments.
+ private:
+  const Jagged& batch_;
+  at::ArrayRef<int64_t> rows_;
+  at::Tensor limits_, bad_, bad_on_host_;
+  c10::Event end_;
+};
+
+/// Computes pool_into (lookup.h) for tables on a GPU. The caller has checked shapes and dtypes. Bad
+/// ids and offsets give undefined pooled rows, but no access outside of memory.
 void pool_on_gpu(const PackedTables& tables, const Jagged& batch, const at::Tensor& y);
 /// Computes update (lookup.h) for tables on a GPU, without incrementing tables.steps(). The caller
 /// has checked the arguments. A row's gradient is summed over its occurrences in the batch. Up to

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -121,6 +122,8 @@ struct FeatureLayout {
   int64_t column;  ///< first column in the pooled output
 };
 
+struct GpuLayout;
+
 /// Rows and optimizer state of all tables in a pack. One memory block has the rows of all tables,
 /// in the spec's row_dtype. Another has their float32 state. The rows of a table are consecutive.
 /// Each table begins at a cache line.
@@ -185,6 +188,9 @@ class PackedTables {
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
 
+  /// Layout of the tables in GPU memory (lookup_cuda.cpp), made by the first lookup.
+  std::shared_ptr<const GpuLayout>& gpu_layout() const { return gpu_layout_; }
+
  private:
   void initialize(int64_t table) const;
 
@@ -198,6 +204,7 @@ class PackedTables {
   std::vector<const uint32_t*> rows_held_;
   at::Tensor weights_, state_;
   int64_t columns_ = 0, steps_ = 0;
+  mutable std::shared_ptr<const GpuLayout> gpu_layout_;
 };
 
 }  // namespace dovetail::embedding

@@ -24,11 +24,13 @@ Jagged part_of(const Jagged& batch, int64_t size, int64_t number) {
 DistributedTables::DistributedTables(PackSpec spec, TablePlacement plan,
                                      std::shared_ptr<comm::Group> group, comm::Payloads payloads,
                                      const std::optional<TierOptions>& tiers,
-                                     const HashedOptions& hashed, Changes changes)
+                                     const HashedOptions& hashed, Changes changes,
+                                     at::Device device)
     : spec_(std::move(spec)),
       plan_(std::move(plan)),
       group_(std::move(group)),
-      pack_of_(spec_.tables.size()) {
+      pack_of_(spec_.tables.size()),
+      device_(device) {
   DOVETAIL_CHECK(plan_.ranks == group_->size(), "a plan for {} ranks on {}", plan_.ranks,
                  group_->size());
   for (const int64_t t : spec_.feature_table) {
@@ -48,7 +50,7 @@ DistributedTables::DistributedTables(PackSpec spec, TablePlacement plan,
           static_cast<int64_t>(static_cast<double>(tiers->memory_bytes) *
                                static_cast<double>(bytes[i]) / static_cast<double>(all_bytes));
     packs_.push_back(std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(),
-                                                   payloads, of_pack, hashed, changes));
+                                                   payloads, of_pack, hashed, changes, device));
   }
 }
 
@@ -115,10 +117,12 @@ void DistributedTables::begin(TableStep& step, bool training) {
   for (size_t i = 0; i < packs_.size(); ++i) {
     TableStep::InPack& in = step.packs_[i];
     packs_[i]->begin(in.arrived, training);
+    in.rows = std::move(in.arrived);
     in.received.resize(static_cast<size_t>(step.micro_batches_));
     for (int64_t m = 0; m < step.micro_batches_; ++m)
-      for (const Jagged& batch : in.arrived)
-        in.received[static_cast<size_t>(m)].push_back(part_of(batch, step.micro_batch_, m));
+      for (const Jagged& batch : in.rows)
+        in.received[static_cast<size_t>(m)].push_back(
+            on(part_of(batch, step.micro_batch_, m), device_));
     in.arrived.clear();
   }
 }
@@ -128,7 +132,7 @@ void DistributedTables::gather(TableStep& step, int64_t micro_batch) {
                     micro_batch == 0 ? 0 : std::min(micro_batch * step.micro_batch_, step.samples_),
                 samples = std::min(step.micro_batch_, step.samples_ - first);
   step.pooled_[static_cast<size_t>(micro_batch)] =
-      allocate(samples * columns_).view({samples, columns_});
+      allocate(samples * columns_, device_).view({samples, columns_});
   for (int64_t g = 0; g < plan_.groups; ++g) gather_group(step, micro_batch, g);
 }
 
@@ -195,8 +199,8 @@ void DistributedTables::update(TableStep& step) {
     std::vector<PooledGradient> in_order;
     for (std::vector<PooledGradient>& of_rank : step.packs_[i].of_ranks)
       for (PooledGradient& part : of_rank) in_order.push_back(std::move(part));
-    embedding::update(packs_[i]->tables(), in_order);
-    packs_[i]->mark_changed(in_order);
+    embedding::update(packs_[i]->tables(), in_order, Ids::kChecked);
+    packs_[i]->mark_changed(step.packs_[i].rows);
   }
   end(step);
 }

@@ -29,7 +29,9 @@ class TableStep {
     std::vector<int64_t> receive;  ///< number of words (of ids) that each rank sends to this rank
     comm::Exchange::Pending ids;   ///< exchange of ids, until they have arrived
     std::vector<Jagged> arrived;   ///< received ids, one Jagged for each rank; emptied by `begin`
-    /// received[m][r]: micro-batch m of rank r. Its ids are row numbers on this rank.
+    /// Element r: ids of rank r's samples as row numbers on this rank, on the CPU.
+    std::vector<Jagged> rows;
+    /// received[m][r]: micro-batch m of `rows` of rank r, on the device of the tables.
     std::vector<std::vector<Jagged>> received;
     /// Exchanges of pooled rows and of gradients, one of each for each micro-batch.
     std::vector<comm::Exchange::Pending> pooled, gradients;
@@ -92,14 +94,20 @@ class DistributedTables {
   ///
   /// Hashed tables (without a fixed vocabulary) do not use `tiers` and stay in memory as a whole.
   /// `hashed` applies to them.
+  ///
+  /// Rows, pooled rows and gradients lie on `device`, ids and messages between ranks on the CPU. On
+  /// a GPU, hashed tables and `tiers` are not supported.
   DistributedTables(PackSpec spec, TablePlacement plan, std::shared_ptr<comm::Group> group,
                     comm::Payloads payloads = {}, const std::optional<TierOptions>& tiers = {},
-                    const HashedOptions& hashed = {}, Changes changes = Changes::kUntracked);
+                    const HashedOptions& hashed = {}, Changes changes = Changes::kUntracked,
+                    at::Device device = at::kCPU);
 
   const PackSpec& spec() const { return spec_; }
   const TablePlacement& plan() const { return plan_; }
   /// Returns the number of columns of pooled rows: the sum of the features' dims.
   int64_t columns() const { return columns_; }
+  /// Returns the device of the rows.
+  at::Device device() const { return device_; }
 
   /// Starts a step: sends the ids of `batch` to the ranks that hold their rows. `batch` has this
   /// rank's samples, with all features. Micro-batch m has samples [m * micro_batch, (m + 1) *
@@ -218,6 +226,7 @@ class DistributedTables {
   std::vector<std::unique_ptr<ShardedPack>> packs_;
   std::vector<size_t> pack_of_;  ///< pack index of each table
   int64_t columns_ = 0;
+  at::Device device_;
 };
 
 }  // namespace dovetail::embedding

@@ -116,7 +116,9 @@ at::Tensor TrainedTables::pool(const Jagged& batch) const {
 }
 
 void TrainedTables::update(const std::vector<PooledGradient>& micro_batches) {
-  if (packs_.size() == 1) return embedding::update(packs_.front().tables, micro_batches);
+  // `pool` has checked the batches.
+  if (packs_.size() == 1)
+    return embedding::update(packs_.front().tables, micro_batches, Ids::kChecked);
   for (Pack& pack : packs_) {
     std::vector<PooledGradient> own;
     for (const PooledGradient& part : micro_batches) {
@@ -125,7 +127,7 @@ void TrainedTables::update(const std::vector<PooledGradient>& micro_batches) {
       own.push_back({.batch = embedding::features_of(part.batch, pack.features),
                      .gradient = rows.empty() ? part.gradient : at::cat(rows)});
     }
-    embedding::update(pack.tables, own);
+    embedding::update(pack.tables, own, Ids::kChecked);
   }
 }
 

@@ -50,12 +50,14 @@ at::Tensor encode_rows(const at::Tensor& rows, comm::Payload payload) {
 ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                          int64_t rank, const comm::Payloads& payloads,
                          const std::optional<TierOptions>& tiers, const HashedOptions& hashed,
-                         Changes changes)
+                         Changes changes, at::Device device)
     : sharding_(pack.sharding),
       ranks_(plan.ranks),
       rank_(rank),
       payloads_(payloads),
       features_(embedding::features_of(spec, pack)) {
+  DOVETAIL_CHECK(device.is_cpu() || (!pack.hashed && !tiers), "tiers or hashed tables on {}",
+                 device.str());
   const PackSpec own = rank_spec(spec, plan, pack, rank);
   int64_t bytes_of_marks = 0;
   const auto mark_in = [&](std::vector<ChangedRows>& marks) {
@@ -74,7 +76,7 @@ ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const
     rest.memory_bytes -= bytes_of_marks;
     tiers_.emplace(own, rest);
   } else {
-    packed_.emplace(own);
+    packed_.emplace(own, PackedTables::Initial::kDrawn, device);
   }
   const std::vector<int64_t> columns = whole_columns(spec);
   for (const int64_t f : features_) {
@@ -107,16 +109,21 @@ TableContents ShardedPack::read(int64_t local, const at::Tensor& rows) const {
   if (count == 0) return {.weight = weight.narrow(0, 0, 0), .state = state.narrow(0, 0, 0)};
   const auto* row = rows.const_data_ptr<int64_t>();
   if (row[count - 1] - row[0] + 1 == count)
-    return {.weight = weight.narrow(0, row[0], count), .state = state.narrow(0, row[0], count)};
-  return {.weight = weight.index_select(0, rows), .state = state.index_select(0, rows)};
+    return {.weight = weight.narrow(0, row[0], count).cpu(),
+            .state = state.narrow(0, row[0], count).cpu()};
+  const at::Tensor there = rows.to(weight.device());
+  return {.weight = weight.index_select(0, there).cpu(),
+          .state = state.index_select(0, there).cpu()};
 }
 
 void ShardedPack::write(int64_t local, const at::Tensor& rows, const TableContents& contents) {
   ChangedRows& updated = updated_.at(static_cast<size_t>(local));
   for (int64_t i = 0; i < rows.numel(); ++i) updated.mark(rows.const_data_ptr<int64_t>()[i]);
   if (!tiers_) {
-    packed_->stored(local).index_copy_(0, rows, contents.weight);
-    packed_->packed_state(local).index_copy_(0, rows, contents.state);
+    const at::Tensor weight = packed_->stored(local), state = packed_->packed_state(local);
+    const at::Tensor there = rows.to(weight.device());
+    weight.index_copy_(0, there, contents.weight.to(weight.device()));
+    state.index_copy_(0, there, contents.state.to(weight.device()));
     return;
   }
   const int64_t count = rows.numel();
@@ -128,17 +135,16 @@ void ShardedPack::write(int64_t local, const at::Tensor& rows, const TableConten
   }
 }
 
-void ShardedPack::mark_changed(const std::vector<PooledGradient>& gradients) {
+void ShardedPack::mark_changed(const std::vector<Jagged>& batches) {
   parallel_pieces(std::ssize(updated_), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       ChangedRows& updated = updated_[static_cast<size_t>(t)];
       ChangedRows* changed = changed_.empty() ? nullptr : &changed_[static_cast<size_t>(t)];
-      for (const PooledGradient& part : gradients) {
-        const auto *ids = part.batch.values.const_data_ptr<int64_t>(),
-                   *offsets = part.batch.offsets.const_data_ptr<int64_t>();
+      for (const Jagged& batch : batches) {
+        const auto *ids = batch.values.const_data_ptr<int64_t>(),
+                   *offsets = batch.offsets.const_data_ptr<int64_t>();
         for (const int64_t f : tables().features_of(t))
-          for (int64_t i = offsets[f * part.batch.samples];
-               i < offsets[(f + 1) * part.batch.samples]; ++i) {
+          for (int64_t i = offsets[f * batch.samples]; i < offsets[(f + 1) * batch.samples]; ++i) {
             const int64_t row = tiers_ ? tiers_->row_in(t, ids[i]) : ids[i];
             updated.mark(row);
             if (changed != nullptr) changed->mark(row);
@@ -182,7 +188,7 @@ void ShardedPack::prefetch(const std::vector<Jagged>& received) const {
 
 void ShardedPack::pool_batch(const Jagged& batch, const at::Tensor& y) const {
   if (tiers_ && !training_) return tiers_->pool_into(batch, y);
-  pool_into(tables(), batch, y);
+  pool_into(tables(), batch, y, Ids::kChecked);
 }
 
 void ShardedPack::end() {
@@ -337,7 +343,8 @@ Message ShardedPack::pool_received(const std::vector<Jagged>& received) const {
   Message message;
   int64_t samples = 0;
   for (const Jagged& batch : received) samples += batch.samples;
-  const at::Tensor y = allocate(samples * tables().columns()).view({samples, tables().columns()});
+  const at::Tensor y =
+      allocate(samples * tables().columns(), tables().device()).view({samples, tables().columns()});
   const int64_t width = elements_of_row(payloads_.forward, tables().columns());
   int64_t first = 0;
   for (const Jagged& batch : received) {
@@ -345,7 +352,7 @@ Message ShardedPack::pool_received(const std::vector<Jagged>& received) const {
     first += batch.samples;
     message.counts.push_back(batch.samples * width);
   }
-  message.elements = encode_rows(y, payloads_.forward);
+  message.elements = encode_rows(y.cpu(), payloads_.forward);
   return message;
 }
 
@@ -362,7 +369,7 @@ void ShardedPack::add_pooled(const at::Tensor& elements, const Jagged& batch,
   for (size_t r = 0; r < parts_.size(); ++r) {
     const Part& part = parts_[r];
     const at::Tensor rows =
-        decode_rows(of_ranks[r], payloads_.forward, batch.samples, part.columns);
+        decode_rows(of_ranks[r], payloads_.forward, batch.samples, part.columns).to(y.device());
     for (const Run& run : part.runs) {
       const at::Tensor to = y.narrow(1, run.whole, run.width),
                        from = rows.narrow(1, run.own, run.width);
@@ -378,8 +385,8 @@ void ShardedPack::add_pooled(const at::Tensor& elements, const Jagged& batch,
 }
 
 void ShardedPack::pool_replica(const Jagged& batch, const at::Tensor& y) const {
-  const at::Tensor rows =
-      allocate(batch.samples * tables().columns()).view({batch.samples, tables().columns()});
+  const at::Tensor rows = allocate(batch.samples * tables().columns(), tables().device())
+                              .view({batch.samples, tables().columns()});
   pool_batch(batch, rows);
   for (const Run& run : parts_[static_cast<size_t>(rank_)].runs)
     y.narrow(1, run.whole, run.width).copy_(rows.narrow(1, run.own, run.width));
@@ -390,7 +397,7 @@ void ShardedPack::scale_mean(const Jagged& batch, size_t feature, const at::Tens
   const at::Tensor sizes =
       batch.offsets.narrow(0, static_cast<int64_t>(feature) * batch.samples, batch.samples + 1)
           .diff();
-  columns.mul_(at::reciprocal(sizes.clamp_min(1).to(at::kFloat)).unsqueeze(1));
+  columns.mul_(at::reciprocal(sizes.clamp_min(1).to(at::kFloat)).unsqueeze(1).to(columns.device()));
 }
 
 at::Tensor ShardedPack::own_columns(const Jagged& batch, const at::Tensor& gradient,
@@ -413,8 +420,9 @@ Message ShardedPack::write_gradient(const Jagged& batch, const at::Tensor& gradi
   std::vector<at::Tensor> of_ranks;
   for (const Part& part : parts_) {
     const bool again = same_for_all() && !of_ranks.empty();
-    of_ranks.push_back(again ? of_ranks.front()
-                             : encode_rows(own_columns(batch, gradient, part), payloads_.backward));
+    of_ranks.push_back(
+        again ? of_ranks.front()
+              : encode_rows(own_columns(batch, gradient, part).cpu(), payloads_.backward));
     message.counts.push_back(of_ranks.back().numel());
   }
   message.elements = at::cat(of_ranks);
@@ -436,7 +444,8 @@ std::vector<PooledGradient> ShardedPack::read_gradients(const at::Tensor& elemen
   for (size_t r = 0; r < received.size(); ++r)
     gradients.push_back({.batch = received[r],
                          .gradient = decode_rows(of_ranks[r], payloads_.backward,
-                                                 received[r].samples, tables().columns())});
+                                                 received[r].samples, tables().columns())
+                                         .to(tables().device())});
   return gradients;
 }
 

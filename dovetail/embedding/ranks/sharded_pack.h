@@ -37,19 +37,22 @@ struct TableContents {
 /// ranks send pooled rows back. Later it sends the gradient of the pooled rows to the same ranks.
 /// The arguments of several functions have the same meaning:
 /// - `batch`: a batch of this rank's own samples, with the pack's features only.
-/// - `received`: element r is the batch of ids that rank r has sent. After `begin`, its ids are
-///   rows of tables().
+/// - `received`: element r is the batch of ids that rank r has sent, on the CPU. After `begin`, its
+///   ids are rows of tables().
 /// - `y` and `gradient`: (samples, columns of the whole collection) float32. The collection is all
-///   tables of the model.
+///   tables of the model. They are on the device of tables().
+///
+/// Messages are on the CPU. Rows and gradients of a GPU are copied there and back.
 class ShardedPack {
  public:
   /// `tiers`, if set, is for tables that do not fit in memory as a whole. `hashed` is for hashed
   /// tables. The numbers of rows and candidates in `hashed` are limits for whole tables. With
-  /// row-wise sharding, each of n ranks gets 1/n of these limits.
+  /// row-wise sharding, each of n ranks gets 1/n of these limits. The rows lie on `device`. A GPU
+  /// has neither tiers nor hashed tables.
   ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
               int64_t rank, const comm::Payloads& payloads,
               const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {},
-              Changes changes = Changes::kUntracked);
+              Changes changes = Changes::kUntracked, at::Device device = at::kCPU);
 
   /// Returns the features of the pack, as feature numbers in the whole collection.
   const std::vector<int64_t>& features() const { return features_; }
@@ -71,15 +74,17 @@ class ShardedPack {
   int64_t local_table(int64_t table) const;
 
   /// Reads rows of the table with local number `local`. `rows` (n) int64, ascending, are row
-  /// numbers in this rank's part of the table. The result has views if the rows are consecutive and
-  /// there are no tiers. Call it between steps. Hashed tables are not supported.
+  /// numbers in this rank's part of the table. The result is on the CPU. It has views of the tables
+  /// if the rows are consecutive, on the CPU and without tiers. Call it between steps. Hashed
+  /// tables are not supported.
   TableContents read(int64_t local, const at::Tensor& rows) const;
   /// Inverse of `read`: sets the rows, and marks them as updated (RowSet::kUpdated).
   void write(int64_t local, const at::Tensor& rows, const TableContents& contents);
 
-  /// Marks the rows that an update with these gradients has changed. They are in RowSet::kUpdated
-  /// then and, if changes are tracked, in kChanged. Call it within the step.
-  void mark_changed(const std::vector<PooledGradient>& gradients);
+  /// Marks the rows that an update has changed. They are in RowSet::kUpdated then and, if changes
+  /// are tracked, in kChanged. `batches` are on the CPU, with ids that `begin` has prepared. Call
+  /// it within the step.
+  void mark_changed(const std::vector<Jagged>& batches);
   /// Returns the marked rows of a table. `which` is RowSet::kUpdated or, if changes are tracked,
   /// kChanged. Hashed tables are not supported.
   const ChangedRows& marked(int64_t local, RowSet which) const {
@@ -96,8 +101,8 @@ class ShardedPack {
   ///   `training`.
   /// - With other tables, the ids are row numbers already.
   void begin(std::vector<Jagged>& received, bool training);
-  /// Pools one batch that `begin` has prepared. y has the columns of tables(). If alone(), these
-  /// are all columns of the collection.
+  /// Pools one batch that `begin` has prepared, on the device of tables(). y has the columns of
+  /// tables(). If alone(), these are all columns of the collection.
   void pool_batch(const Jagged& batch, const at::Tensor& y) const;
   /// With tiers, starts to read the rows of a later step from the slow tier. `received` has the ids
   /// of that step, before `begin`.

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "dovetail/fit/cuda/launch.h"
+#include "dovetail/ops/cuda/queue.cuh"
 
 // Kernels of k-means. N rows, D columns, K centres.
 //
@@ -27,11 +28,7 @@ constexpr int kShardBits = 10;
 static_assert(1 << kShardBits == kShard);
 
 #ifdef __CUDACC__
-template <class... Parameters, class... Arguments>
-void queue(void (*kernel)(Parameters...), dim3 blocks, int threads, Stream stream,
-           const Arguments&... arguments) {
-  kernel<<<blocks, threads, 0, stream>>>(arguments...);
-}
+using ops::cuda::queue;
 
 /// Rounds to the 10 explicit bits of TF32, ties away from zero.
 __device__ float to_tf32(float x) {

@@ -46,6 +46,7 @@ void RecommenderStep::plan_memory(plan::PlannedStep::Options options) {
 }
 
 plan::PlannedStep::Inputs RecommenderStep::inputs_of(const StepRows& rows) {
+  const at::Device device = optimizer_.parameters().front().device();
   plan::PlannedStep::Inputs inputs = {
       {"dense features", rows.batch.dense},
       {"labels", rows.batch.labels},
@@ -54,6 +55,7 @@ plan::PlannedStep::Inputs RecommenderStep::inputs_of(const StepRows& rows) {
     inputs.emplace_back("events", events);
   if (const at::Tensor negatives = lookups_.negative_mask(rows.ids); negatives.defined())
     inputs.emplace_back("negatives", negatives);
+  for (auto& [name, tensor] : inputs) tensor = tensor.to(device);
   return inputs;
 }
 
@@ -130,7 +132,7 @@ at::Tensor RecommenderStep::look_up(int64_t micro_batch) {
       }
       pooled = tables.wait(step, micro_batch);
       if (micro_batch + 1 < step.micro_batches()) tables.gather(step, micro_batch + 1);
-      now_.gradient = embedding::allocate(pooled.numel()).view(pooled.sizes());
+      now_.gradient = embedding::allocate(pooled.numel(), pooled.device()).view(pooled.sizes());
     }
     return std::vector{planned_ ? pooled.clone() : pooled};
   })[0];

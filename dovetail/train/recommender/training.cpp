@@ -63,6 +63,14 @@ std::vector<int64_t> distinct_ids(const embedding::PackSpec& spec, const embeddi
   return counts;
 }
 
+models::RecommenderBatch on(const models::RecommenderBatch& batch, c10::Device device) {
+  const auto move = [&](const at::Tensor& x) { return x.defined() ? x.to(device) : x; };
+  return {.dense = move(batch.dense),
+          .embedded = move(batch.embedded),
+          .mask = move(batch.mask),
+          .negative_mask = move(batch.negative_mask)};
+}
+
 /// Returns nullopt if all rows are in memory.
 std::optional<embedding::TierOptions> tier_options(const RunConfig& config, int64_t memory_bytes) {
   const EmbeddingSection& section = config.embedding;
@@ -100,6 +108,7 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   count_ids();
   tables_group_ = group_->split({ranks_of(*group_)});
   optimizer_.emplace(*model_, config.optimizer);
+  model_->to(run_.device);
   optimizer_->bind(*model_);
   step_.emplace(model_, *lookups_, *optimizer_, group_,
                 RecommenderStep::Options{.grain = config.recommender.grain,
@@ -179,7 +188,8 @@ void RecommenderTraining::build_tables(const TableSizes& sizes) {
       spec, plan, tables_group_, comm::Payloads{.forward = payload, .backward = payload},
       tier_options(config(), sizes.memory_bytes), hashed_options(config().embedding.dynamic),
       config().checkpoint.full_every > 1 ? embedding::Changes::kTracked
-                                         : embedding::Changes::kUntracked);
+                                         : embedding::Changes::kUntracked,
+      run_.device);
 }
 
 StepRows RecommenderTraining::start_lookups(int64_t step) {
@@ -294,9 +304,9 @@ Validation RecommenderTraining::validate_rows(
     const data::RowBatch batch =
         read(first + count * rank / ranks, first + count * (rank + 1) / ranks);
     const embedding::Jagged ids = lookups_->ids(batch);
-    scored.add(
-        model_->forward(lookups_->model_input(batch.dense, ids, tables_->lookup(ids))).logits,
-        batch);
+    const models::RecommenderBatch input =
+        on(lookups_->model_input(batch.dense, ids, tables_->lookup(ids)), run_.device);
+    scored.add(model_->forward(input).logits.cpu(), batch);
   }
   Validation found = scored.measure(config(), rows, group_);
   warn_of_rankings(found);

@@ -35,14 +35,14 @@ namespace {
 at::Device resolve_device(const RunConfig& config, comm::Group& group) {
   const std::string& device = config.run.device;
   if (device == "cpu") return at::kCPU;
-  const bool routes = config.model.moe.experts > 0;
-  if (routes || config.kind() == RunKind::kRecommender) {
-    if (device == "auto") return at::kCPU;
+  const bool routes = config.model.moe.experts > 0,
+             recommends = config.kind() == RunKind::kRecommender;
+  if (device == "auto" && (routes || recommends)) return at::kCPU;
+  if (routes)
     throw UserError(
-        routes ? "model.moe: tokens are routed to experts on the CPU only, but run.device is a GPU"
-               : "recommender.model: tables are on the CPU only, but run.device is a GPU",
+        "model.moe: tokens are routed to experts on the CPU only, but run.device is a GPU",
         "use run.device = \"cpu\"");
-  }
+  if (recommends) check_recommender_on_gpu(config);
   const std::string reason = load_gpu();
   const comm::Neighbours neighbours = comm::neighbours_of(group);
   if (device == "auto") {

@@ -97,6 +97,25 @@ void check_recommender(const ResolvedRun& run) {
   placement_options(run.config.embedding, pack);
 }
 
+void check_recommender_on_gpu(const RunConfig& config) {
+  constexpr const char* kHelp = "use run.device = \"cpu\", or leave it out";
+  for (const data::SparseConfig& feature : config.rows.sparse)
+    if (feature.hashed())
+      throw UserError(fmt::format("rows.sparse \"{}\" has max_rows. A table without a fixed "
+                                  "vocabulary is on the CPU only, but run.device is a GPU",
+                                  feature.feature_name()),
+                      "give num_rows to hash its ids, or use run.device = \"cpu\"");
+  if (config.embedding.memory_bytes != 0)
+    throw UserError(
+        "embedding.memory_bytes: tables larger than memory are on the CPU only, but run.device is "
+        "a GPU",
+        kHelp);
+  if (config.embedding.row_dtype == "mxfp8")
+    throw UserError("embedding.row_dtype = \"mxfp8\": rows on a GPU are fp32 or bf16", kHelp);
+  if (!config.memory.budget.empty())
+    throw UserError("memory.budget does not work with a recommender on a GPU yet", kHelp);
+}
+
 void resolve_recommender_size(ResolvedRun& run, comm::Group& group) {
   run.precision = resolve_precision("fp32", std::nullopt, run.device, group);
   run.precision.recipe = run.config.precision.recipe;

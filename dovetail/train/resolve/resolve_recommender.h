@@ -12,6 +12,9 @@ namespace dovetail::train {
 /// max_rows. Each [[embedding.override]] must apply to a table.
 void check_recommender(const ResolvedRun& run);
 
+/// Throws UserError naming the key if the recommender has something that works on a CPU only.
+void check_recommender_on_gpu(const RunConfig& config);
+
 /// Sets `precision`, `size` (parameters, FLOPs) and `memory` (estimated bytes) of `run`. The
 /// precision is always fp32. All ranks call this together.
 void resolve_recommender_size(ResolvedRun& run, comm::Group& group);

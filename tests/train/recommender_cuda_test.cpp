@@ -1,0 +1,91 @@
+// ctest-labels: cuda
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dovetail/base/gpu.h"
+#include "dovetail/io/checkpoint.h"
+#include "tests/train/clicks.h"
+#include "tests/train/histories.h"
+#include "tests/train/tiny_run.h"
+
+namespace dovetail::train::recommender_cuda_test {
+namespace {
+
+using test::Clicks;
+using test::expect_same_tensors;
+using test::Histories;
+using test::last_checkpoint;
+using test::train_alone;
+using ::testing::DoubleNear;
+using ::testing::Pointwise;
+
+struct Trained {
+  std::vector<double> losses;
+  double auc = 0;
+};
+
+/// Trains 40 steps on a device.
+template <class Data>
+Trained trained_on(const std::string& device, const Data& data, const std::string& model,
+                   const std::string& row_dtype, const std::string& optimizer) {
+  RunConfig config = data.config(model, device);
+  config.run.device = device;
+  config.train.steps = 40;
+  config.embedding.row_dtype = row_dtype;
+  config.embedding.optimizer = optimizer;
+  train_alone(config);
+  Trained found;
+  for (const auto& line : data.metrics(device)) found.losses.push_back(line["loss"]);
+  found.auc = data.metrics(device).back()["auc"];
+  return found;
+}
+
+template <class Data>
+void expect_the_cpus(const std::string& model, const std::string& row_dtype = "fp32",
+                     const std::string& optimizer = "rowwise_adagrad") {
+  SCOPED_TRACE(model + ", " + row_dtype + ", " + optimizer);
+  const Data data;
+  const Trained expected = trained_on("cpu", data, model, row_dtype, optimizer),
+                found = trained_on("cuda", data, model, row_dtype, optimizer);
+  EXPECT_EQ(expected.losses.size(), 40u);
+  // A last bit of float32 can turn a stochastic rounding to bfloat16.
+  EXPECT_THAT(found.losses,
+              Pointwise(DoubleNear(row_dtype == "bf16" ? 1e-2 : 1e-4), expected.losses));
+  EXPECT_NEAR(found.auc, expected.auc, 1e-2);
+}
+
+TEST(RecommenderCuda, EveryModelHasTheLossesOfTheCpu) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  for (const char* const model : {"wide_deep", "deepfm", "dlrm", "dcnv2", "mmoe"})
+    expect_the_cpus<Clicks>(model);
+  for (const char* const model : {"din", "dien", "can"}) expect_the_cpus<Histories>(model);
+  for (const char* const optimizer : {"sgd", "momentum", "adagrad", "adam"})
+    expect_the_cpus<Clicks>("dlrm", "fp32", optimizer);
+  expect_the_cpus<Clicks>("dlrm", "bf16");
+}
+
+TEST(RecommenderCuda, MicroBatchesChangeNoBitAndAStoppedRunContinues) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const Clicks data;
+  const auto config = [&](const std::string& name) {
+    RunConfig config = data.config("wide_deep", name);
+    config.run.device = "cuda";
+    config.recommender.grain = 32;
+    config.train.steps = 60;
+    config.schedule.decay = "constant";
+    return config;
+  };
+  const RunConfig whole = config("whole");
+  train_alone(whole);
+  RunConfig cut = config("cut");
+  cut.train.micro_batch = 64;
+  cut.checkpoint.every_steps = 30;
+  cut.train.steps = 30;
+  train_alone(cut);
+  cut.train.steps = 60;
+  train_alone(cut);
+  expect_same_tensors(last_checkpoint(cut), last_checkpoint(whole));
+}
+
+}  // namespace
+}  // namespace dovetail::train::recommender_cuda_test
