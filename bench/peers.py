@@ -15,6 +15,18 @@ CLUSTERING = [
     "tbb==2023.2.0",
     "tcmlib==1.6.0",
 ]
+# torchrec's reader of Criteo's files, and what importing it needs beside the environment.
+TORCHREC = [
+    "torchrec==1.6.1",
+    "fbgemm-gpu-cpu==1.6.0",
+    "iopath==0.1.10",
+    "pyre-extensions==0.0.32",
+    "tensordict==0.15.3",
+    "typing-inspect==0.9.0",
+    "mypy-extensions==1.2.0",
+    "portalocker==4.4.2",
+    "pyvers==0.2.3",
+]
 
 
 def peer_folder(name: str) -> pathlib.Path:
@@ -29,15 +41,20 @@ def peer_folder(name: str) -> pathlib.Path:
 def add_clustering_peers(install: bool) -> bool:
     """Makes faiss and oneDAL (scikit-learn-intelex, daal4py) importable; False if they are not installed.
 
-    They lie alone in a folder of the cache. Their dependencies are scikit-learn's, which the environment has.
+    Their dependencies are scikit-learn's, which the environment has.
     """
-    folder = peer_folder("-".join(["kmeans", *(peer.split("==")[1] for peer in CLUSTERING)]))
+    return add_peers("kmeans", CLUSTERING, install)
+
+
+def add_peers(name: str, packages: list[str], install: bool) -> bool:
+    """Makes packages importable that lie alone in a folder of the cache; False if they are not installed."""
+    folder = peer_folder("-".join([name, *(peer.split("==")[1] for peer in packages)]))
     if not (folder / ".ready").exists():
         if not install:
             return False
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
         options = ["--disable-pip-version-check", "--no-warn-script-location", "--prefix", str(folder)]
-        subprocess.run([*command, *options, *CLUSTERING], check=True)
+        subprocess.run([*command, *options, *packages], check=True)
         (folder / ".ready").touch()
     sys.path.append(str(next(folder.glob("lib/python3*/site-packages"))))
     return True

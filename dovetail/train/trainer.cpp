@@ -32,6 +32,7 @@
 #include "dovetail/train/resolve/resolve_executors.h"
 #include "dovetail/train/resolve/unread_keys.h"
 #include "dovetail/train/run/folder.h"
+#include "dovetail/train/run/stored_run.h"
 #include "dovetail/train/vision/training.h"
 
 namespace dovetail::train {
@@ -168,8 +169,9 @@ void log_what_is_trained(const ResolvedRun& run, int ranks) {
   }
 }
 
-/// Start of a run. Rank 0 opens the run's folder and reads its newest good checkpoint, if any. All
-/// ranks get its step and state.
+/// Start of a run. Rank 0 opens the run's folder and its newest good checkpoint, if any. All ranks
+/// get its step and state. If there is none, and run.start_from names another run, rank 0 opens the
+/// checkpoint of that run.
 struct StartingPoint {
   std::unique_ptr<RunFolder> folder;               ///< on rank 0 only
   std::optional<io::StoredCheckpoint> checkpoint;  ///< on rank 0 only
@@ -177,16 +179,32 @@ struct StartingPoint {
   std::optional<std::string> precision, attention;  ///< choices of the run that is resumed
 };
 
+/// Throws UserError if `other`, which run.start_from names, is within the run's own folder.
+void check_is_another_run(const std::filesystem::path& other, const std::filesystem::path& own) {
+  namespace fs = std::filesystem;
+  const fs::path relative =
+      fs::weakly_canonical(other).lexically_relative(fs::weakly_canonical(own));
+  if (relative.empty() || *relative.begin() == "..") return;
+  throw UserError(fmt::format("run.start_from = \"{}\" is in this run's own folder, {}",
+                              other.string(), own.string()),
+                  "give this run another run.name, or leave run.start_from out to resume");
+}
+
 StartingPoint open_run(const ResolvedRun& run, comm::Group& group, const TrainOptions& options) {
   StartingPoint start;
   nlohmann::json found = {{"step", -1}, {"state", nullptr}};
   comm::on_rank_zero(group, "opening the run", [&] {
+    const std::string& other = run.config.run.start_from;
+    if (!other.empty()) check_is_another_run(other, run.config.folder());
     start.folder = std::make_unique<RunFolder>(run.config.folder());
     io::CheckpointFolder checkpoints(start.folder->checkpoints(), {});
     checkpoints.clean();
     if (!options.resume) start.folder->forget_earlier_run();
     start.checkpoint = io::latest_checkpoint(start.folder->checkpoints());
-    if (!start.checkpoint) return;
+    if (!start.checkpoint) {
+      if (!other.empty()) start.checkpoint.emplace(open_run_or_checkpoint(other));
+      return;
+    }
     found = {{"step", start.checkpoint->step()}, {"state", start.checkpoint->state()}};
     for (const std::string& warning :
          check_same_run(found["state"], run, found["step"], group.size())) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "dovetail/base/rng.h"
+#include "dovetail/train/embedding_tables/checkpoint.h"
 #include "dovetail/train/embedding_tables/hashed.h"
 #include "tests/comm/ranks.h"
 #include "tests/embedding/testing.h"
@@ -170,7 +171,7 @@ class HashedCheckpoint : public ::testing::Test {
       const auto tables = tables_of(layout, group);
       std::optional<io::StoredCheckpoint> from;
       if (group->rank() == 0) from.emplace(path_of(kLast));
-      restore_hashed_tables(*tables, from ? &*from : nullptr);
+      load_tables(*tables, from ? &*from : nullptr, *group);
       const Contents found = read_all(*tables);
       if (group->rank() == 0) expect_same(tensors_of(found), tensors_of(expected));
     });

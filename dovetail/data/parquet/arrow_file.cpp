@@ -32,6 +32,17 @@ arrow::Status check_codes(const arrow::ArrayData& data) {
   return arrow::Status::OK();
 }
 
+/// Returns true if Arrow can read a column of bytes as a dictionary and codes. It cannot if a page
+/// is DELTA_BYTE_ARRAY, as some writers choose for page version 2.
+bool reads_as_dictionary(const parquet::FileMetaData& metadata, int leaf) {
+  if (metadata.schema()->Column(leaf)->physical_type() != parquet::Type::BYTE_ARRAY) return false;
+  for (int group = 0; group < metadata.num_row_groups(); ++group)
+    for (const parquet::Encoding::type encoding :
+         metadata.RowGroup(group)->ColumnChunk(leaf)->encodings())
+      if (encoding == parquet::Encoding::DELTA_BYTE_ARRAY) return false;
+  return true;
+}
+
 }  // namespace
 
 ArrowFile::ArrowFile(std::string path, Texts texts) : path_(std::move(path)) {
@@ -40,10 +51,9 @@ ArrowFile::ArrowFile(std::string path, Texts texts) : path_(std::move(path)) {
   guarded([&] {
     auto reader = parquet::ParquetFileReader::Open(std::move(file).ValueUnsafe());
     parquet::ArrowReaderProperties properties;
-    const parquet::SchemaDescriptor& schema = *reader->metadata()->schema();
-    for (int leaf = 0; texts == Texts::kDictionary && leaf < schema.num_columns(); ++leaf)
-      properties.set_read_dictionary(
-          leaf, schema.Column(leaf)->physical_type() == parquet::Type::BYTE_ARRAY);
+    const parquet::FileMetaData& metadata = *reader->metadata();
+    for (int leaf = 0; texts == Texts::kDictionary && leaf < metadata.num_columns(); ++leaf)
+      properties.set_read_dictionary(leaf, reads_as_dictionary(metadata, leaf));
     reader_ = check(parquet::arrow::FileReader::Make(arrow::default_memory_pool(),
                                                      std::move(reader), properties));
     check(reader_->GetSchema(&schema_));

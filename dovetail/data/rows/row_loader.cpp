@@ -34,6 +34,14 @@ class BlockStarts {
   std::vector<int64_t> starts_ = {0};
 };
 
+/// Returns the scales in `known`, and the `measured` ones for columns without.
+std::vector<DenseScale> known_or_measured(const std::vector<std::optional<DenseScale>>& known,
+                                          std::vector<DenseScale> measured) {
+  for (size_t i = 0; i < known.size(); ++i)
+    if (known[i]) measured[i] = *known[i];
+  return measured;
+}
+
 }  // namespace
 
 RowOrder::RowOrder(uint64_t seed, int64_t num_rows, int64_t window)
@@ -74,7 +82,7 @@ struct RowLoader::State {
         options(given),
         reader(std::move(opened)),
         statistics(std::move(scan.statistics)),
-        scales(options.scales.empty() ? statistics.scales : options.scales),
+        scales(known_or_measured(options.scales, statistics.scales)),
         assembler(config, reader->decoder(), scales),
         order(options.seed, statistics.train_rows, config.shuffle_window),
         days(options.seed, statistics.days, config.shuffle_window, options.batch),
@@ -203,7 +211,8 @@ struct RowLoader::State {
 };
 
 RowLoader::RowLoader(const RowsConfig& config, const RowLoaderOptions& options) {
-  if (!options.scales.empty()) check_scales(config, options.scales, "the checkpoint");
+  DOVETAIL_CHECK(options.scales.empty() || std::ssize(options.scales) == config.num_dense(),
+                 "{} scales for {} columns", options.scales.size(), config.num_dense());
   auto reader = std::make_unique<RowReader>(config);
   RowScan scan = scan_rows(config, *reader);
   state_ = std::make_unique<State>(config, options, std::move(reader), std::move(scan));

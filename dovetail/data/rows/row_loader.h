@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,9 @@ struct RowLoaderOptions {
   /// Index of this rank, and number of ranks. Rank r gets these rows of a step:
   /// [r * batch / world, (r + 1) * batch / world).
   int rank = 0, world = 1;
-  /// Scales from the run's checkpoint. Empty: measure them on the training rows.
-  std::vector<DenseScale> scales = {};
+  /// Scales of the dense columns, in their order, such as those of a checkpoint. Scales that are
+  /// nullopt are measured on the training rows. Empty: all are measured.
+  std::vector<std::optional<DenseScale>> scales = {};
 };
 
 /// Order of the training rows in an epoch. Each row comes once. Windows of `window` consecutive

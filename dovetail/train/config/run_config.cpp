@@ -76,6 +76,13 @@ void RunSection::describe(Section& s) {
   s.value("name", name, "Name of the run; its folder is runs/<name>");
   s.value("folder", folder, "Run folder in place of runs/<name>");
   s.value("seed", seed, "Seed of initialisation, data order and samples").range(0, 9e15);
+  s.value("start_from", start_from,
+          "Folder of another run, or one of its checkpoints. A new run of a recommender takes "
+          "tables and dense weights from it, by name. A resumed run does not read it");
+  s.value("start_optimizer", start_optimizer,
+          "Optimizer state of what comes from start_from. keep: as the other run left it. new: "
+          "zero, as at the beginning of a run")
+      .choices({"keep", "new"});
   s.value(
       "device", device,
       "Device to train on: auto, cpu, cuda. auto: a GPU if this build can use one, else the "

@@ -29,6 +29,11 @@ struct RunSection {
   std::string name = "run";
   std::string folder;  ///< run folder; empty: runs/<name>
   int64_t seed = 1;    ///< seed of initial weights, data order and samples
+  /// Folder of another run, or one of its checkpoints. A new run of a recommender takes tables and
+  /// dense weights from it, by name. Empty: all begin as initialised.
+  std::string start_from;
+  /// keep | new: optimizer state of what comes from `start_from`. new: zero, as in a new run.
+  std::string start_optimizer = "keep";
   /// auto | cpu | cuda, or executors that share each step: "cuda:0,cpu:8" (jobs::parse_executors).
   std::string device = "auto";
   /// auto | on | off: run forward and backward as one CUDA graph. auto: where a step allows it. on:

@@ -126,18 +126,79 @@ embedding::TableRows read_block(const io::StoredCheckpoint::Link& link,
   return found;
 }
 
-/// Returns the number of stored rows, by link and table.
-nlohmann::json rows_in(const embedding::PackSpec& spec, const io::StoredCheckpoint& from) {
+/// Returns the number of rows that each link stores for each table of `tables`. Hashed tables, and
+/// tables without a source, have none.
+nlohmann::json rows_in(const embedding::PackSpec& tables, const StoredTables& stored,
+                       const io::StoredCheckpoint& from) {
   auto links = nlohmann::json::array();
   for (const io::StoredCheckpoint::Link& link : from.links()) {
     auto rows = nlohmann::json::array();
-    for (const embedding::TableSpec& table : spec.tables) {
-      const std::string weight = names_of(table).weight;
-      rows.push_back(table.hashed ? 0 : link.files.at(weight)->shape(weight)[0]);
+    for (size_t t = 0; t < tables.tables.size(); ++t) {
+      const int64_t source = stored.sources[t].table;
+      if (source < 0 || tables.tables[t].hashed) {
+        rows.push_back(0);
+        continue;
+      }
+      const std::string weight = names_of(stored.spec.tables[static_cast<size_t>(source)]).weight;
+      rows.push_back(link.files.at(weight)->shape(weight)[0]);
     }
     links.push_back(rows);
   }
   return links;
+}
+
+/// Fills the tables with a fixed vocabulary that have a source, block by block.
+void load_rows(embedding::DistributedTables& tables, const StoredTables& stored,
+               const io::StoredCheckpoint* from, comm::Group& group) {
+  const embedding::PackSpec& spec = tables.spec();
+  nlohmann::json links;
+  comm::on_rank_zero(group, "restoring the tables", [&] {
+    check_tables(stored.spec, *from);
+    links = rows_in(spec, stored, *from);
+  });
+  links = comm::broadcast_json(group, links);
+  for (size_t link = 0; link < links.size(); ++link) {
+    for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
+      const TableSource& source = stored.sources[static_cast<size_t>(t)];
+      const auto rows = links[link][static_cast<size_t>(t)].get<int64_t>();
+      const int64_t block = rows_at_once(spec, t), width = embedding::state_per_row(spec, t);
+      for (int64_t first = 0; first < rows; first += block) {
+        embedding::TableRows found;
+        int64_t stored_rows = 0;
+        if (from != nullptr) {
+          const embedding::TableSpec& table = stored.spec.tables[static_cast<size_t>(source.table)];
+          stored_rows = table.rows;
+          found = read_block(from->links()[link], table, first, std::min(block, rows - first));
+          if (!source.state) found.contents.state = at::zeros({found.rows.numel(), width});
+        }
+        for (int64_t copy = 0; copy < source.copies; ++copy) {
+          embedding::TableRows placed = found;
+          if (copy > 0 && from != nullptr) placed.rows = found.rows + copy * stored_rows;
+          tables.write_rows(t, placed);
+        }
+      }
+    }
+  }
+}
+
+/// Returns the stored rows of a table with a fixed vocabulary as the contents of a hashed one.
+embedding::KeyedRows keyed_rows(const embedding::TableSpec& table, int64_t steps,
+                                const io::StoredCheckpoint& from) {
+  const Names names = names_of(table);
+  const std::vector<std::string> all = from.names();
+  const auto read = [&](const std::string& name) {
+    return std::ranges::binary_search(all, name) ? from.read(name) : at::Tensor();
+  };
+  at::Tensor keys = read(names.rows);
+  if (!keys.defined()) keys = at::arange(table.rows, at::kLong);
+  check_numbers(keys, table);
+  const at::Tensor none = at::empty({0}, at::kLong);
+  return {.known = {.keys = keys,
+                    .occurrences = at::ones_like(keys),
+                    .last_step = at::full_like(keys, steps)},
+          .weight = from.read(names.weight),
+          .state = read(names.state),
+          .candidates = {.keys = none, .occurrences = none, .last_step = none}};
 }
 
 }  // namespace
@@ -204,25 +265,27 @@ void add_initial_rows(const embedding::PackSpec& spec, std::map<std::string, at:
 
 void load_tables(embedding::DistributedTables& tables, const io::StoredCheckpoint* from,
                  comm::Group& group) {
-  const embedding::PackSpec& spec = tables.spec();
-  nlohmann::json links;
-  comm::on_rank_zero(group, "restoring the tables", [&] {
-    check_tables(spec, *from);
-    links = rows_in(spec, *from);
-  });
-  links = comm::broadcast_json(group, links);
-  for (size_t link = 0; link < links.size(); ++link) {
-    for (size_t t = 0; t < spec.tables.size(); ++t) {
-      const auto rows = links[link][t].get<int64_t>();
-      const int64_t block = rows_at_once(spec, static_cast<int64_t>(t));
-      for (int64_t first = 0; first < rows; first += block) {
-        embedding::TableRows found;
-        if (from != nullptr)
-          found =
-              read_block(from->links()[link], spec.tables[t], first, std::min(block, rows - first));
-        tables.write_rows(static_cast<int64_t>(t), found);
-      }
+  StoredTables same{.spec = tables.spec(), .sources = {}};
+  for (int64_t t = 0; t < std::ssize(same.spec.tables); ++t) same.sources.push_back({.table = t});
+  load_tables(tables, same, from, group);
+}
+
+void load_tables(embedding::DistributedTables& tables, const StoredTables& stored,
+                 const io::StoredCheckpoint* from, comm::Group& group) {
+  load_rows(tables, stored, from, group);
+  for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t) {
+    const TableSource& source = stored.sources[static_cast<size_t>(t)];
+    if (source.table < 0 || !tables.is_hashed(t)) continue;
+    embedding::KeyedRows rows;
+    if (from != nullptr) {
+      const embedding::TableSpec& table = stored.spec.tables[static_cast<size_t>(source.table)];
+      rows = table.hashed ? read_hashed_table(stored.spec, source.table, *from)
+                          : keyed_rows(table, stored.steps, *from);
+      if (!source.state || !rows.state.defined())
+        rows.state = at::zeros(
+            {rows.known.keys.numel(), embedding::state_per_row(tables.spec(), t)}, at::kFloat);
     }
+    tables.write_keys(t, rows);
   }
 }
 

@@ -35,6 +35,29 @@ void save_tables(const embedding::DistributedTables& tables, io::CheckpointKind 
 void load_tables(embedding::DistributedTables& tables, const io::StoredCheckpoint* from,
                  comm::Group& group);
 
+/// Table of a checkpoint whose rows a table of the model takes.
+struct TableSource {
+  int64_t table = -1;  ///< index in StoredTables::spec; -1: none, the table stays as it is
+  /// Row r of the stored table becomes the rows r + i * (its rows), for all i below `copies`.
+  int64_t copies = 1;
+  bool state = true;  ///< false: the optimizer state of the rows becomes zero
+};
+
+/// Tables in the checkpoint of another model, and what each table of this model takes of them.
+struct StoredTables {
+  embedding::PackSpec spec;          ///< tables of the checkpoint
+  std::vector<TableSource> sources;  ///< for each table of this model
+  int64_t steps = 0;                 ///< steps that the checkpoint's hashed tables had ended
+};
+
+/// Same as load_tables, but for a model with other tables. It fills the tables that have a source,
+/// also the hashed ones. If a hashed table takes a table with a fixed vocabulary, its keys are the
+/// stored row numbers. Such a key counts as seen once, in the last step. A table and its source
+/// must have the same dim and row format. Throws UserError unless the checkpoint has the tables of
+/// `stored.spec`.
+void load_tables(embedding::DistributedTables& tables, const StoredTables& stored,
+                 const io::StoredCheckpoint* from, comm::Group& group);
+
 /// Completes the tables in `tensors`, the tensors of a checkpoint. A table with only its updated
 /// rows gets all its rows. Rows that are not stored get their initial values, and
 /// "embedding.<table>.rows" is removed.

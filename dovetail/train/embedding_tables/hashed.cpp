@@ -70,19 +70,6 @@ void save(const embedding::PackSpec& spec, int64_t t, io::CheckpointKind kind, R
   write(kCandidates, rows.candidates.removed);
 }
 
-void restore(embedding::DistributedTables& tables, int64_t t, const io::StoredCheckpoint* from) {
-  const embedding::TableSpec& table = tables.spec().tables[static_cast<size_t>(t)];
-  Rows rows;
-  if (from != nullptr) {
-    for (const std::span<const Part> group :
-         {std::span<const Part>(kKnown), std::span<const Part>(kCandidates)})
-      for (const Part& part : parts_of(group, tables.spec(), t))
-        part.of(rows) = from->read(table_tensor(table.name, part.name)).contiguous();
-    if (!rows.state.defined()) rows.state = at::empty({rows.known.keys.numel(), 0}, at::kFloat);
-  }
-  tables.write_keys(t, rows);
-}
-
 }  // namespace
 
 std::string table_tensor(const std::string& table, std::string_view part) {
@@ -110,9 +97,16 @@ void save_hashed_tables(const embedding::DistributedTables& tables, io::Checkpoi
   }
 }
 
-void restore_hashed_tables(embedding::DistributedTables& tables, const io::StoredCheckpoint* from) {
-  for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t)
-    if (tables.is_hashed(t)) restore(tables, t, from);
+embedding::KeyedRows read_hashed_table(const embedding::PackSpec& spec, int64_t table,
+                                       const io::StoredCheckpoint& from) {
+  Rows rows;
+  for (const std::span<const Part> group :
+       {std::span<const Part>(kKnown), std::span<const Part>(kCandidates)})
+    for (const Part& part : parts_of(group, spec, table))
+      part.of(rows) =
+          from.read(table_tensor(spec.tables[static_cast<size_t>(table)].name, part.name))
+              .contiguous();
+  return rows;
 }
 
 embedding::HashedCounters sum_over_ranks(comm::Group& group,

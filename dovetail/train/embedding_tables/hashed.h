@@ -35,10 +35,10 @@ std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, int64_t
 /// - "removed_candidate_keys": keys that are no longer candidates
 void save_hashed_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
                         io::StreamedTensors* to);
-/// Restores the tables from a checkpoint that any number of ranks wrote. `from` is the checkpoint
-/// on rank 0, and null on other ranks. Throws UserError like DistributedTables::write_keys. All
-/// ranks call it together.
-void restore_hashed_tables(embedding::DistributedTables& tables, const io::StoredCheckpoint* from);
+/// Returns the contents of hashed table `table` of `spec` in a checkpoint that any number of ranks
+/// wrote. The state is undefined if the optimizer has none.
+embedding::KeyedRows read_hashed_table(const embedding::PackSpec& spec, int64_t table,
+                                       const io::StoredCheckpoint& from);
 
 /// Returns the counters summed over all ranks. `own` has this rank's counters; nullopt counts as
 /// zero. All ranks call it together.

@@ -197,6 +197,7 @@ int64_t RecommenderLookups::add_table(const std::string& name, int64_t feature, 
        .pooling = embedding::parse_pooling(pooling_of(config_, feature)),
        .hashed = from.hashed(),
        .max_bytes = from.max_bytes.empty() ? 0 : parse_byte_size(from.max_bytes).value()});
+  table_feature_.push_back(feature);
   return std::ssize(pack_.tables) - 1;
 }
 

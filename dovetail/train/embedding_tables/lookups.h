@@ -42,6 +42,12 @@ class RecommenderLookups {
   /// part) and, for co-actions, "<item>*<sequence>.micro" and "<item>*<sequence>.input". A ".micro"
   /// row holds the weights of a small MLP, an ".input" row an input of this MLP.
   const embedding::PackSpec& pack() const { return pack_; }
+  /// Returns the feature of rows.sparse that decides the rows of a table: their number, and how an
+  /// id becomes a row.
+  const data::SparseConfig& feature_of(int64_t table) const {
+    const int64_t feature = table_feature_[static_cast<size_t>(table)];
+    return config_.rows.sparse[static_cast<size_t>(feature)];
+  }
   /// Returns the number of lookups per sample.
   int64_t size() const { return static_cast<int64_t>(lookups_.size()); }
 
@@ -103,6 +109,7 @@ class RecommenderLookups {
   RunConfig config_;
   models::RecommenderInputs inputs_;
   embedding::PackSpec pack_;
+  std::vector<int64_t> table_feature_;  ///< of each table, as in feature_of
   std::vector<Lookup> lookups_;
   /// Indices into rows.sparse. `sequences_`: features that the model reads as sequences.
   /// `singles_`: all other features. A feature with pooling = "none" is in `singles_` once for each

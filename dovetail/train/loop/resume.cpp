@@ -36,7 +36,79 @@ std::string dotted(std::string_view pointer) {
 struct Difference {
   std::string key, stored, now;
 };
-std::vector<Difference> differences(const nlohmann::json& stored, const nlohmann::json& now) {
+
+/// Entries of a list of the config, by name.
+using NamedEntries = std::vector<std::pair<std::string, nlohmann::json>>;
+
+std::string joined(const nlohmann::json& words) {
+  return fmt::format("{}", fmt::join(words.get<std::vector<std::string>>(), ","));
+}
+
+/// Returns the entries of `list`, a list in the section `section` of a config. Features are called
+/// by their names, others by what they list. Each dense column is an entry of its own.
+NamedEntries named_entries(const nlohmann::json& config, const char* section, const char* list) {
+  NamedEntries entries;
+  const auto add = [&](const std::string& name, const nlohmann::json& entry) {
+    const auto same = std::ranges::count_if(
+        entries, [&](const auto& other) { return other.first.starts_with(name + "#"); });
+    const bool first =
+        std::ranges::find(entries, name, &NamedEntries::value_type::first) == entries.end();
+    entries.emplace_back(first ? name : fmt::format("{}#{}", name, same + 2), entry);
+  };
+  for (nlohmann::json entry : config.at(section).at(list)) {
+    if (entry.contains("tables")) {
+      add(joined(entry["tables"]), entry);
+    } else if (std::string_view(list) == "dense") {
+      const auto columns = entry["columns"].get<std::vector<std::string>>();
+      entry.erase("columns");
+      for (const std::string& column : columns) add(column, entry);
+    } else {
+      data::SparseConfig feature;
+      feature.name = entry["name"];
+      feature.columns = entry["columns"].get<std::vector<std::string>>();
+      add(feature.feature_name(), entry);
+    }
+  }
+  return entries;
+}
+
+/// Takes a list of named entries out of two configs and puts back, as objects, the entries that
+/// both have. So they are compared by name. Returns what else differs: entries that only one config
+/// has, and another order.
+std::vector<Difference> compare_entries(nlohmann::json& stored, nlohmann::json& now,
+                                        const char* section, const char* list) {
+  const NamedEntries before = named_entries(stored, section, list),
+                     after = named_entries(now, section, list);
+  std::vector<Difference> result;
+  const auto common = [&](const NamedEntries& of, const NamedEntries& others,
+                          nlohmann::json& config, const auto& missing) {
+    std::vector<std::string> names;
+    auto& objects = config[section][list] = nlohmann::json::object();
+    for (const auto& [name, entry] : of) {
+      if (std::ranges::find(others, name, &NamedEntries::value_type::first) == others.end()) {
+        missing(fmt::format("{}.{}.{}", section, list, name));
+        continue;
+      }
+      names.push_back(name);
+      objects[name] = entry;
+    }
+    return fmt::format("in the order {}", fmt::join(names, ", "));
+  };
+  const std::string order_before = common(
+      before, after, stored, [&](const std::string& key) { result.push_back({key, "there", ""}); });
+  const std::string order_now = common(
+      after, before, now, [&](const std::string& key) { result.push_back({key, "", "there"}); });
+  if (order_before != order_now)
+    result.push_back({fmt::format("{}.{}", section, list), order_before, order_now});
+  return result;
+}
+
+std::vector<Difference> differences(nlohmann::json stored, nlohmann::json now) {
+  std::vector<Difference> result;
+  for (const auto& [section, list] :
+       {std::pair("rows", "dense"), std::pair("rows", "sparse"), std::pair("embedding", "override"),
+        std::pair("embedding", "placement")})
+    std::ranges::move(compare_entries(stored, now, section, list), std::back_inserter(result));
   std::map<std::string, std::pair<std::string, std::string>> values;
   const nlohmann::json flat_stored = stored.flatten(), flat_now = now.flatten();
   // An empty list is flattened to null, like an absent one.
@@ -47,21 +119,19 @@ std::vector<Difference> differences(const nlohmann::json& stored, const nlohmann
     values[dotted(pointer)].first = text(value);
   for (const auto& [pointer, value] : flat_now.items())
     values[dotted(pointer)].second = text(value);
-  std::vector<Difference> result;
   for (const auto& [key, value] : values) {
     if (value.first != value.second) result.push_back({key, value.first, value.second});
   }
   return result;
 }
 
-/// Returns a config that an earlier version stored, with defaults for keys that this version did
-/// not know.
-nlohmann::json in_words_of_now(const nlohmann::json& stored, const std::string& name) {
-  RunConfig config;
-  const auto describe = [&](Section& s) { config.describe(s); };
-  config_from_json(describe, stored, name);
-  forget_unread_keys(config);
-  return config_to_json(describe);
+nlohmann::json json_of(RunConfig config) {
+  return config_to_json([&](Section& s) { config.describe(s); });
+}
+
+StartedFrom started_from(const nlohmann::json& started) {
+  return {.table_steps = started.value("table_steps", int64_t{0}),
+          .updates_before = started.value("updates_before", std::map<std::string, int64_t>())};
 }
 
 bool starts_with_any(std::string_view key, std::initializer_list<std::string_view> prefixes) {
@@ -93,10 +163,11 @@ bool is_a_number_of_an_override(std::string_view key) {
 }
 
 bool decides_what_is_trained(std::string_view key) {
-  return (key.starts_with("embedding.override.") && !is_a_number_of_an_override(key)) ||
+  return (key.starts_with("embedding.override") && !is_a_number_of_an_override(key)) ||
          (key.starts_with("model.") && key != "model.preset" && key != "model.moe.load_scope" &&
           key != "model.moe.eval_capacity_factor") ||
-         key == "run.seed" || key == "train.batch" || key == "train.init_noise" ||
+         key == "run.seed" || key == "run.start_from" || key == "run.start_optimizer" ||
+         key == "train.batch" || key == "train.init_noise" ||
          starts_with_any(key, {"precision.override.", "precision.recipes.", "embedding.optimizer",
                                "embedding.pooling"}) ||
          (key.starts_with("recommender.") && key != "recommender.grain") ||
@@ -126,8 +197,7 @@ bool changes_the_rest(std::string_view key) {
 
 nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run,
                                 const data::Tokenizer* tokenizer, int ranks) {
-  RunConfig config = run.config;
-  return {{"config", config_to_json([&](Section& s) { config.describe(s); })},
+  return {{"config", json_of(run.config)},
           {"tokenizer", tokenizer == nullptr ? nlohmann::json() : tokenizer_state(*tokenizer)},
           {"data_sha256", run.data.sha256},
           {"precision", run.precision.name},
@@ -142,7 +212,17 @@ nlohmann::json checkpoint_state(const RunState& state, const ResolvedRun& run,
           {"last_evaluated", to_plain_json(state.last_evaluated)},
           {"dense_scales", to_json(state.dense_scales)},
           {"shares", state.shares},
-          {"resumed_from", state.resumed_from}};
+          {"resumed_from", state.resumed_from},
+          {"started",
+           {{"table_steps", state.started.table_steps},
+            {"updates_before", state.started.updates_before}}}};
+}
+
+RunConfig stored_config(const nlohmann::json& state, const std::string& name) {
+  RunConfig config;
+  config_from_json([&](Section& s) { config.describe(s); }, state.at("config"), name);
+  forget_unread_keys(config);
+  return config;
 }
 
 nlohmann::json to_json(const std::vector<data::DenseScale>& scales) {
@@ -171,7 +251,8 @@ RunState run_state(const nlohmann::json& state, int64_t step) {
           .last_evaluated = metrics_or_none(state, "last_evaluated"),
           .dense_scales = dense_scales(state),
           .shares = state.value("shares", std::vector<int64_t>()),
-          .resumed_from = state.value("resumed_from", std::vector<int64_t>())};
+          .resumed_from = state.value("resumed_from", std::vector<int64_t>()),
+          .started = started_from(state.value("started", nlohmann::json::object()))};
 }
 
 std::optional<std::string> stored_choice(const nlohmann::json& state, const char* key) {
@@ -181,8 +262,8 @@ std::optional<std::string> stored_choice(const nlohmann::json& state, const char
 
 std::vector<std::string> check_same_run(const nlohmann::json& state, const ResolvedRun& run,
                                         int64_t step, int ranks) {
-  RunConfig config = run.config;
-  const nlohmann::json now = config_to_json([&](Section& s) { config.describe(s); });
+  const RunConfig& config = run.config;
+  const nlohmann::json now = json_of(config);
   const bool same_text =
       !state.contains("data_sha256") || state["data_sha256"] == nlohmann::json(run.data.sha256);
   // A finished run would name files that it has not read. With rows.day it continues with another
@@ -191,7 +272,7 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
       step >= config.train.steps && config.train.steps > 0 && !config.rows.by_day();
   std::vector<std::string> refused, changed;
   for (const Difference& d :
-       differences(in_words_of_now(state.at("config"), run.config.run.folder), now)) {
+       differences(json_of(stored_config(state, run.config.run.folder)), now)) {
     const std::string text =
         fmt::format("{} was {}, is {}", d.key, d.stored.empty() ? "absent" : d.stored,
                     d.now.empty() ? "absent" : d.now);
@@ -215,7 +296,13 @@ std::vector<std::string> check_same_run(const nlohmann::json& state, const Resol
   if (!refused.empty()) {
     throw UserError(fmt::format("{} holds another run at step {}: {}", run.config.run.folder, step,
                                 fmt::join(refused, "; ")),
-                    "put these back to resume it, or begin a new run with another run.name");
+                    fmt::format("put these back to resume it, or begin a new run with another "
+                                "run.name{}",
+                                config.kind() != RunKind::kRecommender
+                                    ? ""
+                                    : fmt::format(" and run.start_from = \"{}\", which takes "
+                                                  "tables and weights from this one by name",
+                                                  config.folder().string())));
   }
   std::vector<std::string> warnings;
   if (!changed.empty())

@@ -3,6 +3,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +17,15 @@
 #include "dovetail/train/resolve/resolved_run.h"
 
 namespace dovetail::train {
+
+/// What a run that began from another run (run.start_from) still needs to know of it.
+struct StartedFrom {
+  /// Steps that the hashed tables had ended before the run's first step. Ages of keys count on.
+  int64_t table_steps = 0;
+  /// Parameters that came with this run, and the number of updates before their first one
+  /// (Optimizer::set_beginnings).
+  std::map<std::string, int64_t> updates_before;
+};
 
 /// Progress of a run. A checkpoint stores it in addition to weights and moments. The step gives the
 /// position in the data. All randomness is a function of run.seed and the step, so no generator
@@ -32,6 +42,7 @@ struct RunState {
   std::vector<int64_t> shares;  ///< micro-batches of each rank per step, if balance.mode = "auto"
   /// Steps at which a process resumed the run, this one included.
   std::vector<int64_t> resumed_from;
+  StartedFrom started;  ///< empty unless run.start_from is set
 };
 
 /// Returns the `state` of a checkpoint (io::Snapshot). It includes the resolved config and the
@@ -49,6 +60,9 @@ std::vector<data::DenseScale> dense_scales(const nlohmann::json& state);
 /// Returns the RunState in a checkpoint's state. `step` is the step of the checkpoint. Keys that
 /// are absent, as in imported weights, take their defaults.
 RunState run_state(const nlohmann::json& state, int64_t step);
+/// Returns the config in the state of a checkpoint, also of one that an earlier version wrote.
+/// `name` is for error messages.
+RunConfig stored_config(const nlohmann::json& state, const std::string& name);
 /// Returns a choice of the run that wrote the state: "precision" ("bf16") or "attention" ("flash").
 /// Nullopt if the run made no such choice, or if the weights are imported.
 std::optional<std::string> stored_choice(const nlohmann::json& state, const char* key);

@@ -113,20 +113,23 @@ nlohmann::ordered_json to_json(const StepMetrics& metrics) {
   if (metrics.router_loss) line["router_loss"] = finite_or_null(*metrics.router_loss);
   if (metrics.auxiliary_loss) line["auxiliary_loss"] = finite_or_null(*metrics.auxiliary_loss);
   if (metrics.skipped) line["skipped"] = true;
-  if (metrics.validation) {
-    line["validation_loss"] = finite_or_null(metrics.validation->loss);
-    if (const auto& tasks = metrics.validation->tasks; !tasks.empty()) {
-      if (!metrics.validation->day.empty()) line["day"] = metrics.validation->day;
-      line["validation_samples"] = metrics.validation->tokens;
-      put_tasks(line, tasks);
-    } else if (const auto& images = metrics.validation->images) {
-      line["validation_samples"] = metrics.validation->tokens;
-      line["accuracy"] = images->accuracy;
-      if (images->mean_iou) line["mean_iou"] = finite_or_null(*images->mean_iou);
-    } else {
-      line["validation_nats_per_byte"] = finite_or_null(metrics.validation->nats_per_byte);
-      line["validation_tokens"] = metrics.validation->tokens;
-    }
+  if (metrics.validation) line.update(to_json(*metrics.validation));
+  return line;
+}
+
+nlohmann::ordered_json to_json(const Validation& validation) {
+  nlohmann::ordered_json line = {{"validation_loss", finite_or_null(validation.loss)}};
+  if (!validation.tasks.empty()) {
+    if (!validation.day.empty()) line["day"] = validation.day;
+    line["validation_samples"] = validation.tokens;
+    put_tasks(line, validation.tasks);
+  } else if (const auto& images = validation.images) {
+    line["validation_samples"] = validation.tokens;
+    line["accuracy"] = images->accuracy;
+    if (images->mean_iou) line["mean_iou"] = finite_or_null(*images->mean_iou);
+  } else {
+    line["validation_nats_per_byte"] = finite_or_null(validation.nats_per_byte);
+    line["validation_tokens"] = validation.tokens;
   }
   return line;
 }

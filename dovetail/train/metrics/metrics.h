@@ -71,6 +71,8 @@ struct StepTimings {
 /// Returns a line of metrics.jsonl or timings.jsonl; docs/training.md lists the keys. Non-finite
 /// numbers become null. Reading a line back gives the same bits.
 nlohmann::ordered_json to_json(const StepMetrics& metrics);
+/// Returns the keys of a line of metrics.jsonl that describe a validation.
+nlohmann::ordered_json to_json(const Validation& validation);
 nlohmann::ordered_json to_json(const StepTimings& timings);
 /// Returns the metrics of one task of a recommender. Keys: samples, log_loss, auc, auc_error if it
 /// is not 0, normalized_entropy, calibration, and gauc if rows have groups.

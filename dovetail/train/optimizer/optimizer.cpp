@@ -53,6 +53,7 @@ void Optimizer::bind(const torch::nn::Module& model) {
     DOVETAIL_CHECK(named[i].key() == names_[i], "{} became {}", names_[i], named[i].key());
     parameters_.push_back(named[i].value());
   }
+  updates_before_.assign(names_.size(), 0);
   make_parts();
   for (Part& part : parts_) {
     const at::Tensor& initial = initial_[part.piece.parameter];
@@ -91,6 +92,13 @@ void Optimizer::make_parts() {
   }
 }
 
+void Optimizer::set_beginnings(const std::map<std::string, int64_t>& updates_before) {
+  for (size_t i = 0; i < names_.size(); ++i) {
+    const auto found = updates_before.find(names_[i]);
+    updates_before_[i] = found == updates_before.end() ? 0 : found->second;
+  }
+}
+
 void Optimizer::set_update(std::optional<Numbers> numbers) {
   now_.reset();
   if (!numbers) return;
@@ -115,23 +123,28 @@ std::vector<std::vector<size_t>> Optimizer::updated_together() const {
   // ones.
   constexpr int64_t kParts = 32, kMost = 1 << 16;
   const int64_t most = operations_are_recorded() ? std::min(elements / kParts, kMost) : elements;
+  std::map<int64_t, std::vector<size_t>> by_beginning;  // an operation has one t
+  for (size_t i = 0; i < parts_.size(); ++i)
+    by_beginning[updates_before_[parts_[i].piece.parameter]].push_back(i);
   std::vector<std::vector<size_t>> out;
-  std::vector<size_t> small;
-  int64_t together = 0;
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const int64_t count = parts_[i].piece.size;
-    if (count >= most) {
-      out.push_back({i});
-      continue;
+  for (const auto& [updates_before, some] : by_beginning) {
+    std::vector<size_t> small;
+    int64_t together = 0;
+    for (const size_t i : some) {
+      const int64_t count = parts_[i].piece.size;
+      if (count >= most) {
+        out.push_back({i});
+        continue;
+      }
+      if (together + count > most) {
+        out.push_back(std::exchange(small, {}));
+        together = 0;
+      }
+      small.push_back(i);
+      together += count;
     }
-    if (together + count > most) {
-      out.push_back(std::exchange(small, {}));
-      together = 0;
-    }
-    small.push_back(i);
-    together += count;
+    if (!small.empty()) out.push_back(std::move(small));
   }
-  if (!small.empty()) out.push_back(std::move(small));
   return out;
 }
 
@@ -151,7 +164,8 @@ void Optimizer::update_some(const std::vector<size_t>& which,
     // 2020, and nanoGPT).
     decay.push_back(parameters_[part.piece.parameter].dim() >= 2 ? config_.weight_decay : 0.0);
   }
-  operation("dovetail::adamw", std::move(of), [this, decay](const Operands& given) {
+  const int64_t updates_before = updates_before_[parts_[which.front()].piece.parameter];
+  operation("dovetail::adamw", std::move(of), [this, decay, updates_before](const Operands& given) {
     std::vector<ops::AdamWTensor> tensors(decay.size());
     for (size_t i = 0; i < tensors.size(); ++i)
       tensors[i] = {.parameter = given.changes[4 * i],
@@ -160,7 +174,10 @@ void Optimizer::update_some(const std::vector<size_t>& which,
                     .v = given.changes[4 * i + 2],
                     .compute_copy = given.changes[4 * i + 3],
                     .weight_decay = decay[i]};
-    if (now_) ops::adamw_step(tensors, *now_);
+    if (!now_) return std::vector<at::Tensor>();
+    ops::AdamWOptions options = *now_;
+    options.step -= updates_before;
+    ops::adamw_step(tensors, options);
     return std::vector<at::Tensor>();
   });
 }

@@ -67,6 +67,9 @@ class Optimizer {
   void update(const comm::GradientReducer& gradients);
   /// Returns the number of updates so far, without skipped steps: t of Adam's bias correction.
   int64_t updates() const { return updates_; }
+  /// Declares that some parameters began later than the others, with zero moments: after this many
+  /// updates, by name. Their t counts from there. Call it after `bind`.
+  void set_beginnings(const std::map<std::string, int64_t>& updates_before);
 
   bool sharded() const { return sharding_.group != nullptr; }
 
@@ -127,8 +130,9 @@ class Optimizer {
   OptimizerSharding sharding_;
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
-  std::vector<at::Tensor> initial_;    ///< float32 values of the parameters, only until `bind`
-  std::vector<comm::Bucket> buckets_;  ///< only with sharding
+  std::vector<int64_t> updates_before_;  ///< of each parameter, as in set_beginnings; mostly 0
+  std::vector<at::Tensor> initial_;      ///< float32 values of the parameters, only until `bind`
+  std::vector<comm::Bucket> buckets_;    ///< only with sharding
   std::vector<Part> parts_;
 
   int64_t updates_ = 0;

@@ -97,12 +97,18 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   initialize(*model_, seed);
   lookups_.emplace(config);
   validations_.resize(config.rows.label.size());
+  std::optional<WarmStart> start;
+  if (starts_from_another()) start.emplace(config, *lookups_, checkpoint, *group_);
   if (resumed()) data::check_scales(config.rows, state_.dense_scales, "the checkpoint");
-  loader_.emplace(config.rows, data::RowLoaderOptions{.seed = seed,
-                                                      .batch = config.train.batch,
-                                                      .rank = group_->rank(),
-                                                      .world = group_->size(),
-                                                      .scales = state_.dense_scales});
+  const std::vector<data::DenseScale>& stored = state_.dense_scales;
+  loader_.emplace(config.rows, data::RowLoaderOptions{
+                                   .seed = seed,
+                                   .batch = config.train.batch,
+                                   .rank = group_->rank(),
+                                   .world = group_->size(),
+                                   .scales = start ? start->scales()
+                                                   : std::vector<std::optional<data::DenseScale>>(
+                                                         stored.begin(), stored.end())});
   state_.dense_scales = loader_->scales();
   if (config.rows.by_day()) count_steps();
   count_ids();
@@ -118,18 +124,44 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   nlohmann::ordered_json chosen;
   build_tables(choose_sizes(chosen));
   if (resumed()) restore_from(checkpoint);
+  if (start) {
+    const UnrecordedAllocations of_the_tables;
+    start->load(*optimizer_, *tables_, checkpoint, *group_);
+    state_.started = start->started();
+  }
   if (!config.memory.budget.empty()) {
     step_->plan_memory(memory_options(std::move(paged)));
   }
-  if (folder == nullptr) return;
+  if (folder != nullptr) open_logs(*folder, quiet, chosen);
+  if (start) report_start(*start, folder);
+}
+
+void RecommenderTraining::open_logs(RunFolder& folder, bool quiet,
+                                    const nlohmann::ordered_json& chosen) {
   const embedding::TablePlacement& plan = tables_->plan();
   nlohmann::ordered_json record = embedding::to_json(tables_->spec(), plan);
   if (!chosen.is_null()) record["auto"] = chosen;
-  folder->write_json("embedding_plan.json", record);
+  folder.write_json("embedding_plan.json", record);
   if (!quiet && plan.packs.size() > 1) log_info("{}", embedding::print(tables_->spec(), plan));
   if (!quiet && !chosen.is_null()) log_info("{}", sizes_line(chosen));
-  open_output(*folder, quiet);
+  open_output(folder, quiet);
   for (const std::string& line : data::row_warnings(loader_->statistics())) output()->warn(line);
+}
+
+void RecommenderTraining::report_start(const WarmStart& start, const RunFolder* folder) {
+  if (output() != nullptr)
+    for (const std::string& line : start.lines()) output()->say(line);
+  const std::optional<Validation> found = evaluate();
+  if (folder == nullptr) return;
+  nlohmann::ordered_json record = start.record();
+  if (found) record["validation"] = to_json(*found);
+  folder->write_json(kStartFile, record);
+  if (!found) return;
+  for (const TaskRanking& task : found->tasks)
+    output()->say(fmt::format("before the first step{}{}: {} rows, {}, log loss {:.4f}",
+                              found->tasks.size() > 1 ? ", " : "",
+                              found->tasks.size() > 1 ? task.name : "", task.metrics.rows,
+                              describe_auc(task.metrics), task.metrics.log_loss));
 }
 
 void RecommenderTraining::count_steps() {
@@ -276,7 +308,9 @@ std::optional<Validation> RecommenderTraining::evaluate() {
 std::optional<Validation> RecommenderTraining::evaluate_before(int64_t number) {
   if (!config().rows.by_day()) return std::nullopt;
   const int64_t day = loader_->days().day_of(number - 1);
-  if (day == 0 || loader_->days().first_step(day) != number - 1) return std::nullopt;
+  if ((day == 0 && config().run.start_from.empty()) ||
+      loader_->days().first_step(day) != number - 1)
+    return std::nullopt;
   const data::RowDay& rows = loader_->days().days()[static_cast<size_t>(day)];
   if (memory_plan() != nullptr) memory_plan()->release_scratch();
   const int64_t limit = config().eval.max_rows;
@@ -367,9 +401,9 @@ void RecommenderTraining::restore_from(const io::StoredCheckpoint* checkpoint) {
   {
     const UnrecordedAllocations of_the_tables;
     load_tables(*tables_, checkpoint, *group_);
-    restore_hashed_tables(*tables_, checkpoint);
   }
-  tables_->set_steps(state_.updates, state_.step);
+  optimizer_->set_beginnings(state_.started.updates_before);
+  tables_->set_steps(state_.updates, state_.started.table_steps + state_.step);
 }
 
 nlohmann::json RecommenderTraining::checkpoint_state() const {

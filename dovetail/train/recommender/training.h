@@ -16,6 +16,7 @@
 #include "dovetail/train/optimizer/optimizer.h"
 #include "dovetail/train/recommender/step.h"
 #include "dovetail/train/recommender/tuning.h"
+#include "dovetail/train/recommender/warm_start.h"
 
 namespace dovetail::train {
 
@@ -28,9 +29,9 @@ namespace dovetail::train {
 /// each rank has the whole dense part (RecommenderStep).
 class RecommenderTraining : public TrainingLoop {
  public:
-  /// Makes model and tables, and restores `checkpoint`, which is null for a new run. `state` is the
-  /// RunState of the checkpoint, or a new one. Ranks other than 0 pass null for `checkpoint` and
-  /// `folder`.
+  /// Makes model and tables. `state` is the RunState of the run's checkpoint, or a new one.
+  /// `checkpoint` is that checkpoint, or for a new run the checkpoint that run.start_from names. It
+  /// is null if there is neither. Ranks other than 0 pass null for `checkpoint` and `folder`.
   RecommenderTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> group, RunFolder* folder,
                       bool quiet, RunState state, const io::StoredCheckpoint* checkpoint);
 
@@ -43,7 +44,8 @@ class RecommenderTraining : public TrainingLoop {
   plan::PlannedStep* memory_plan() override { return step_->memory_plan(); }
   std::optional<Validation> evaluate() override;
   /// Measures the model on the rows of a day if `number` is the first step that trains on them.
-  /// Returns nullopt on all other steps, for the first day and without rows.day.
+  /// Returns nullopt on all other steps and without rows.day. Also returns it for the first day,
+  /// unless the run began from another run.
   std::optional<Validation> evaluate_before(int64_t number) override;
   int64_t updates() const override { return optimizer_->updates(); }
   std::map<std::string, at::Tensor> checkpoint_tensors() override;
@@ -70,6 +72,13 @@ class RecommenderTraining : public TrainingLoop {
   /// Runs a few steps on the current tables with this micro-batch size. Returns the seconds per
   /// step, as a mean over ranks.
   double time_steps(int64_t micro_batch);
+  /// Returns true if the run begins in this process, from another run (run.start_from).
+  bool starts_from_another() const { return !resumed() && !config().run.start_from.empty(); }
+  /// Opens the logs, and logs the placement of tables. `chosen` is the record of choose_sizes.
+  void open_logs(RunFolder& folder, bool quiet, const nlohmann::ordered_json& chosen);
+  /// Measures the model before its first step, and writes start.json. All ranks call it together.
+  /// `folder` is null except on rank 0.
+  void report_start(const WarmStart& start, const RunFolder* folder);
   /// Restores the dense part and the tables of all ranks from rank 0's checkpoint.
   void restore_from(const io::StoredCheckpoint* checkpoint);
   /// If train.steps = "pass", sets the number of steps. Throws UserError if rows have days

@@ -37,6 +37,7 @@ constexpr KindsOfKey kKindsOfKeys[] = {{"/model/", kGpt},
                                        {"/log/quantization_every", kGpt},
                                        {"/log/experts_every", kGpt},
                                        {"/log/sample_", kGpt},
+                                       {"/run/start_", kRecommender},
                                        {"/recommender/", kRecommender},
                                        {"/rows/", kRecommender},
                                        {"/embedding/", kRecommender},
@@ -135,6 +136,9 @@ void check_effects(const RunConfig& config) {
                checkpoint.every_steps == 0
                    ? "checkpoint.every_steps = 0: there is no checkpoint"
                    : "checkpoint.every_steps = \"end\": the checkpoint at the end is full");
+  check_unread(
+      config.run.start_optimizer != RunSection().start_optimizer && config.run.start_from.empty(),
+      "run.start_optimizer", "run.start_from = \"\": nothing comes from another run");
   check_logs(config);
   check_evaluations(config);
   user_check(config.kind() != RunKind::kRecommender || pools(config) ||

@@ -43,7 +43,7 @@ void RunFolder::forget_earlier_run() const {
     std::filesystem::rename(
         folder, path_ / fmt::format(".{}.{}.partial", folder.filename().string(), ::getpid()));
   }
-  for (const char* name : {"graph.json", "plan.json", "memory_plan.json"})
+  for (const char* name : {"graph.json", "plan.json", "memory_plan.json", kStartFile})
     std::filesystem::remove(path_ / name);
   remove_leftovers(path_);
 }

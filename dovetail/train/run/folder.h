@@ -8,6 +8,9 @@
 
 namespace dovetail::train {
 
+/// File of a run that began from another run: what it took from there.
+inline constexpr const char* kStartFile = "start.json";
+
 /// Folder of a run (docs/training.md lists its files). While this object exists, no other process
 /// can open the folder.
 class RunFolder {
@@ -22,10 +25,10 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
 
-  /// Removes the checkpoints, event files and memory plan of an earlier run. The folders of
-  /// checkpoints and of event files are removed atomically: after a kill each is either whole or
-  /// gone. The memory plan is removed because the next run may have none. All other files are
-  /// overwritten by the next run.
+  /// Removes the checkpoints, event files, memory plan and start.json of an earlier run. The
+  /// folders of checkpoints and of event files are removed atomically: after a kill each is either
+  /// whole or gone. The memory plan and start.json are removed because the next run may have none.
+  /// All other files are overwritten by the next run.
   void forget_earlier_run() const;
 
   /// Writes a resolved config (ResolvedRun::config) to config.toml.

@@ -3,12 +3,26 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "dovetail/base/error.h"
 
 namespace dovetail::train {
+namespace {
+
+[[noreturn]] void refuse(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path))
+    throw UserError(fmt::format("{} does not exist", path.string()),
+                    "give a run's folder (runs/<name>) or one of its checkpoints");
+  throw UserError(
+      fmt::format("{} holds no checkpoint", path.string()),
+      "give a run's folder (runs/<name>) or one of its checkpoints. A run saves the "
+      "first one after checkpoint.every_steps steps or when it ends, and none if that key is 0");
+}
+
+}  // namespace
 
 StoredRun stored_run(io::Snapshot snapshot, std::filesystem::path checkpoint) {
   StoredRun stored = {.snapshot = std::move(snapshot), .checkpoint = std::move(checkpoint)};
@@ -25,10 +39,6 @@ StoredRun stored_run(io::Snapshot snapshot, std::filesystem::path checkpoint) {
 
 StoredRun read_run_or_checkpoint(const std::filesystem::path& path) {
   namespace fs = std::filesystem;
-  if (!fs::exists(path)) {
-    throw UserError(fmt::format("{} does not exist", path.string()),
-                    "give a run's folder (runs/<name>) or one of its checkpoints");
-  }
   if (fs::exists(path / "manifest.json")) {
     return stored_run(io::read_checkpoint(path), path);
   }
@@ -40,10 +50,14 @@ StoredRun read_run_or_checkpoint(const std::filesystem::path& path) {
       return stored_run(std::move(snapshot), checkpoint);
     }
   }
-  throw UserError(
-      fmt::format("{} holds no checkpoint", path.string()),
-      "give a run's folder (runs/<name>) or one of its checkpoints. A run saves the "
-      "first one after checkpoint.every_steps steps or when it ends, and none if that key is 0");
+  refuse(path);
+}
+
+io::StoredCheckpoint open_run_or_checkpoint(const std::filesystem::path& path) {
+  if (std::filesystem::exists(path / "manifest.json")) return io::StoredCheckpoint(path);
+  std::optional<io::StoredCheckpoint> latest = io::latest_checkpoint(path / "checkpoints");
+  if (!latest) refuse(path);
+  return std::move(*latest);
 }
 
 }  // namespace dovetail::train

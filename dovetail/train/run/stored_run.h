@@ -23,6 +23,10 @@ struct StoredRun {
 /// if no checkpoint has right checksums.
 StoredRun read_run_or_checkpoint(const std::filesystem::path& path);
 
+/// Opens the checkpoint that read_run_or_checkpoint reads, without its tensors. Throws UserError in
+/// the same cases.
+io::StoredCheckpoint open_run_or_checkpoint(const std::filesystem::path& path);
+
 /// Reads the config in the state of `snapshot`, and returns both. `checkpoint` is the folder of the
 /// snapshot, also for error messages. Throws UserError if the state has no config or no entry for a
 /// tokenizer.
