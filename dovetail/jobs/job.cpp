@@ -115,8 +115,10 @@ ShardResult Job::compute(int64_t first, int64_t count, DeviceCopies& copies) con
   // A GPU has not finished yet. Its time is no time of a copy.
   if (!there.is_cpu()) c10::impl::VirtualGuardImpl(there.type()).synchronizeDevice(there.index());
   const double computed_s = now_seconds();
-  for (BlockSum& block : result.blocks)
+  for (BlockSum& block : result.blocks) {
     for (at::Tensor& tensor : block.partial.tensors) tensor = tensor.to(here);
+    if (at::Tensor& rows = block.partial.of_shards; rows.defined()) rows = rows.to(here);
+  }
   for (const size_t written : writes_) result.rows.push_back(rows[written]);
   result.copy_s += now_seconds() - computed_s;
   return result;
@@ -124,8 +126,10 @@ ShardResult Job::compute(int64_t first, int64_t count, DeviceCopies& copies) con
 
 uint64_t Job::digest(const ShardResult& result) {
   uint64_t state = digest_of(result.rows);
-  for (const auto& [first, count, partial] : result.blocks)
+  for (const auto& [first, count, partial] : result.blocks) {
     state = mix(mix(state, std::bit_cast<uint64_t>(partial.weight)), digest_of(partial.tensors));
+    if (partial.of_shards.defined()) state = mix(state, partial.of_shards);
+  }
   return state;
 }
 

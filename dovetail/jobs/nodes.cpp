@@ -56,15 +56,27 @@ void append(std::string& bytes, const std::string& text) {
   bytes += text;
 }
 
+/// Returns the tensors of a partial, Partial::of_shards last.
+std::vector<at::Tensor> all_of(const Partial& partial) {
+  std::vector<at::Tensor> tensors = partial.tensors;
+  if (partial.of_shards.defined()) tensors.push_back(partial.of_shards);
+  return tensors;
+}
+
 /// Serializes a message: failure and its help, then 64-bit numbers, then all bytes of the tensors.
 /// The numbers are in this order:
 ///   - by_the_user, seconds, number of blocks, tensors per block,
 ///   - dtype, dim and sizes of each tensor, which all blocks share,
+///   - 1 if the last tensor is Partial::of_shards, whose first size is the block's count,
 ///   - first, count and weight of each block, and 1 if it has tensors.
 std::string pack(const Told& told) {
   std::vector<at::Tensor> shapes;
-  for (const BlockSum& block : told.blocks)
-    if (shapes.empty()) shapes = block.partial.tensors;
+  bool of_shards = false;
+  for (const BlockSum& block : told.blocks) {
+    if (!shapes.empty()) break;
+    shapes = all_of(block.partial);
+    of_shards = block.partial.of_shards.defined();
+  }
   std::string bytes;
   append(bytes, told.failure);
   append(bytes, told.help);
@@ -76,13 +88,14 @@ std::string pack(const Told& told) {
     append(bytes, tensor.dim());
     for (const int64_t size : tensor.sizes()) append(bytes, size);
   }
+  append(bytes, int64_t{of_shards});
   for (const BlockSum& block : told.blocks)
     for (const int64_t number :
          {block.first, block.count, std::bit_cast<int64_t>(block.partial.weight),
-          int64_t{!block.partial.tensors.empty()}})
+          int64_t{!all_of(block.partial).empty()}})
       append(bytes, number);
   for (const BlockSum& block : told.blocks)
-    for (const at::Tensor& tensor : block.partial.tensors) {
+    for (const at::Tensor& tensor : all_of(block.partial)) {
       const at::Tensor flat = tensor.contiguous();
       bytes.append(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes());
     }
@@ -125,6 +138,7 @@ Told unpack(std::string_view bytes) {
     sizes.resize(static_cast<size_t>(reader.number()));
     for (int64_t& size : sizes) size = reader.number();
   }
+  const bool of_shards = reader.number() != 0;
   for (BlockSum& block : told.blocks) {
     block.first = reader.number();
     block.count = reader.number();
@@ -132,9 +146,14 @@ Told unpack(std::string_view bytes) {
     if (reader.number() == 0) continue;
     for (const auto& [type, sizes] : shapes)
       block.partial.tensors.push_back(at::empty(sizes, type));
+    if (!of_shards) continue;
+    std::vector<int64_t> sizes = shapes.back().second;
+    sizes.at(0) = block.count;
+    block.partial.tensors.pop_back();
+    block.partial.of_shards = at::empty(sizes, shapes.back().first);
   }
   for (BlockSum& block : told.blocks)
-    for (const at::Tensor& tensor : block.partial.tensors)
+    for (const at::Tensor& tensor : all_of(block.partial))
       std::memcpy(tensor.mutable_data_ptr(), reader.take(tensor.nbytes()).data(), tensor.nbytes());
   return told;
 }

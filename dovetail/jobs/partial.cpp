@@ -1,5 +1,6 @@
 #include "dovetail/jobs/partial.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -13,6 +14,8 @@ namespace dovetail::jobs {
 
 void Partial::add(const Partial& other) {
   weight += other.weight;
+  if (other.of_shards.defined())
+    of_shards = of_shards.defined() ? at::cat({of_shards, other.of_shards}) : other.of_shards;
   if (other.tensors.empty()) return;
   if (tensors.empty()) {
     tensors = other.tensors;
@@ -119,6 +122,8 @@ Partial sum_of(std::vector<BlockSum> blocks) {
     next += block.count;
     sum.add(block.partial);
   }
+  DOVETAIL_CHECK(!sum.of_shards.defined() || sum.of_shards.size(0) == next,
+                 "results of {} shards, not {}", sum.of_shards.size(0), next);
   return sum;
 }
 

@@ -15,8 +15,12 @@ namespace dovetail::jobs {
 struct Partial {
   std::vector<at::Tensor> tensors;  ///< sums; their meaning depends on the task
   double weight = 0;                ///< number of rows, samples or tokens in the sums
+  /// Results of each shard, (shards, ...), in the order of the shards. Undefined: none. They are
+  /// not added: the partial of two blocks has the rows of both.
+  at::Tensor of_shards = {};
 
-  /// Adds the tensors and weight of `other` to this partial, in place.
+  /// Adds the tensors and weight of `other` to this partial, in place. The shards of `other` follow
+  /// the shards of this partial.
   void add(const Partial& other);
 };
 

@@ -90,19 +90,21 @@ HWY_INLINE void add_run(const float* x, int64_t dim, const int32_t* order, int64
       std::make_integer_sequence<int, kSumVectors>());
 }
 
-/// Returns the rows per block. A block is read from memory for the labels, and from a cache for the
-/// sums.
-int64_t block_rows(int64_t dim) {
-  constexpr int64_t kBlockFloats = 8192;
-  return std::clamp(kBlockFloats / dim / kTileColumns * kTileColumns, kTileColumns, int64_t{256});
+/// Returns the rows of a block of about `floats` floats. A block is read from memory for the labels,
+/// and from a cache for the sums.
+int64_t block_rows(int64_t dim, int64_t floats) {
+  return std::clamp(floats / dim / kTileColumns * kTileColumns, kTileColumns, kMostBlockRows);
 }
+constexpr int64_t kAssignFloats = 8192;
 
 /// Calls body(begin, count, sums) for blocks of at most `block` rows that lie within one piece.
-template <class Body>
-HWY_INLINE void for_blocks(const AssignProblem& p, int64_t block, const Body& body) {
-  for (int64_t first = 0; first < p.rows; first += p.grain) {
-    const int64_t end = std::min(first + p.grain, p.rows);
-    double* sums = p.next_sums();
+/// next_sums() returns the sums of the next piece.
+template <class NextSums, class Body>
+HWY_INLINE void for_blocks(int64_t rows, int64_t grain, int64_t block, const NextSums& next_sums,
+                           const Body& body) {
+  for (int64_t first = 0; first < rows; first += grain) {
+    const int64_t end = std::min(first + grain, rows);
+    double* sums = next_sums();
     for (int64_t begin = first; begin < end; begin += block)
       body(begin, std::min(block, end - begin), sums);
   }
@@ -111,10 +113,10 @@ HWY_INLINE void for_blocks(const AssignProblem& p, int64_t block, const Body& bo
 int64_t assign_to_many(const AssignProblem& p) {
   const Centres centres(p, /*as_rows=*/false);
   const auto rows = hwy::AllocateAligned<float>(static_cast<size_t>((p.dim + 2) * kTileColumns));
-  const int64_t block = block_rows(p.dim);
+  const int64_t block = block_rows(p.dim, kAssignFloats);
   NearestRows nearest;
   int64_t changed = 0;
-  for_blocks(p, block, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
+  for_blocks(p.rows, p.grain, block, p.next_sums, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
     const int64_t end = begin + count;
     for (int64_t i = begin; i < end; i += kTileColumns)
       changed += label_of_many(p, centres, i, std::min(kTileColumns, end - i), rows.get(), nearest);
@@ -132,12 +134,12 @@ int64_t assign_to_many(const AssignProblem& p) {
 #if HWY_TARGET != HWY_SCALAR
 int64_t assign_to_few(const AssignProblem& p) {
   const Centres centres(p, /*as_rows=*/true);
-  const int64_t block = block_rows(p.dim);
+  const int64_t block = block_rows(p.dim, kAssignFloats);
   const auto label_rows =
       label_kernel_of(p.num_centres, std::make_integer_sequence<int, kFewCentres>());
   RowsByLabel by_label;
   int64_t changed = 0;
-  for_blocks(p, block, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
+  for_blocks(p.rows, p.grain, block, p.next_sums, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
     const float* x = p.x + begin * p.dim;
     std::fill_n(by_label.count, p.num_centres, 0);
     ReadAhead ahead{x + block * p.dim, x + 2 * block * p.dim};
@@ -204,7 +206,7 @@ HWY_INLINE void set_limits(const ClosestProblem& p, int64_t begin, int64_t count
   }
 }
 
-/// Scores of a tile of rows for all points, compared with the limits of its rows.
+/// Search for the points that may be closer to rows than `closest`.
 class Screen {
  public:
   explicit Screen(const ClosestProblem& p)
@@ -219,69 +221,69 @@ class Screen {
         centres_(assign_, /*as_rows=*/false),
         rows_(hwy::AllocateAligned<float>(static_cast<size_t>((p.dim + 2) * kTileColumns))) {}
 
-  /// Calls take(i, c, square) for each row begin + i of the tile and each point c that may be
-  /// closer than closest[begin + i]. `square` is its squared distance. Points are in ascending
-  /// order for each row.
-  template <class Take>
-  HWY_INLINE void for_each_close(int64_t begin, int64_t count, const Take& take) {
+  /// Row `id % kMostBlockRows` of a block, and point `id / kMostBlockRows`.
+  static int64_t row_of(int32_t id) { return id % kMostBlockRows; }
+  static int64_t point_of(int32_t id) { return id / kMostBlockRows; }
+
+  /// Lists the ids of all rows of a block and points that may be closer. For each row, points are
+  /// in ascending order. The block has `count` rows from row `begin` on. `ids` has space for
+  /// kMostBlockRows * (number of points) + kLanes ids. Returns their number.
+  HWY_INLINE int64_t list_close(int64_t begin, int64_t count, int32_t* ids) {
     const ClosestProblem& p = problem_;
-    HWY_ALIGN float limit[kTileColumns], score[kTileRows * kTileColumns];
-    set_limits(p, begin, count, limit);
-    std::fill(limit + count, limit + kTileColumns, -kFar);
-    place_tile(assign_, centres_, begin, count, rows_.get());
-    const float* strip = centres_.packed.get();
-    for (int64_t c = 0; c < p.count; c += kTileRows, strip += centres_.strip_floats) {
-      const int64_t points = std::min<int64_t>(kTileRows, p.count - c);
-      const uint64_t close = close_rows_of(points)(p.dim + 2, strip, rows_.get(), limit, score);
-      for (int64_t i = 0; i < count && close >> i != 0; ++i) {
-        if ((close >> i & 1) == 0) continue;
-        for (int64_t k = 0; k < points; ++k)
-          if (!is_far(score[k * kTileColumns + i], limit[i]))
-            take(i, c + k,
-                 squared_distance(p.x + (begin + i) * p.dim, p.points + (c + k) * p.dim, p.dim));
+    HWY_ALIGN float limit[kTileColumns];
+    int32_t* to = ids;
+    for (int64_t i = 0; i < count; i += kTileColumns) {
+      const int64_t rows = std::min(kTileColumns, count - i);
+      set_limits(p, begin + i, rows, limit);
+      place_tile(assign_, centres_, begin + i, rows, rows_.get());
+      const float* strip = centres_.packed.get();
+      for (int64_t c = 0; c < p.count; c += kTileRows, strip += centres_.strip_floats) {
+        const auto list_strip = kernel_of(std::min<int64_t>(kTileRows, p.count - c),
+                                          std::make_integer_sequence<int, kTileRows>());
+        to = list_strip(p.dim + 2, strip, rows_.get(), limit, rows,
+                        static_cast<int32_t>(c * kMostBlockRows + i), to);
       }
     }
+    return to - ids;
   }
 
  private:
-  /// Returns true if a score proves that its point is no closer. Numbers that overflow prove
-  /// nothing.
-  static bool is_far(float score, float limit) {
-    return limit < kFar && score >= limit && score < kFar;
-  }
+  using ListStrip = int32_t* (*)(int64_t, const float*, const float*, const float*, int64_t,
+                                 int32_t, int32_t*);
 
-  using CloseRows = uint64_t (*)(int64_t, const float*, const float*, const float*, float*);
-
-  /// Sets the scores of a tile for the kPoints points of a strip. Returns the rows for which not
-  /// all points are far, as bits.
+  /// Lists the close rows of a tile for the kPoints points of a strip. `first` is the id of the
+  /// first row and the first point. Returns the end of the list.
   template <int kPoints>
-  static HWY_NOINLINE uint64_t close_rows(int64_t terms, const float* strip, const float* rows,
-                                          const float* limit, float* score) {
+  static HWY_NOINLINE int32_t* list_strip(int64_t terms, const float* strip, const float* rows,
+                                          const float* limit, int64_t count, int32_t first,
+                                          int32_t* to) {
     const Tile<kPoints> tile = multiply<kPoints, 1>(terms, strip, kTileRows, rows, kTileColumns);
     const FloatTag d;
-    uint64_t out = 0;
+    const hn::RebindToSigned<FloatTag> di;
 #pragma GCC unroll 2
     for (int j = 0; j < kTileVectors; ++j) {
       const FloatVector bound = load(limit + j * kLanes);
-      auto far = hn::Lt(bound, splat(kFar));
+      const auto there =
+          hn::FirstN(d, static_cast<size_t>(std::max<int64_t>(0, count - j * kLanes)));
+      auto id = hn::Iota(di, first + static_cast<int32_t>(j * kLanes));
 #pragma GCC unroll 16
       for (int c = 0; c < kPoints; ++c) {
-        far = hn::And(far, hn::And(hn::Ge(tile.v[c][j], bound), hn::Lt(tile.v[c][j], splat(kFar))));
-        store(tile.v[c][j], score + c * kTileColumns + j * kLanes);
+        // A score that is at least the limit proves that the point is no closer. Numbers that
+        // overflow prove nothing.
+        const FloatVector score = tile.v[c][j];
+        const auto far = hn::And(hn::Ge(score, bound), hn::Lt(hn::Max(score, bound), splat(kFar)));
+        const auto close = hn::RebindMask(di, hn::AndNot(far, there));
+        store_compressed(id, close, to);
+        to += hn::CountTrue(di, close);
+        id = hn::Add(id, hn::Set(di, static_cast<int32_t>(kMostBlockRows)));
       }
-      uint8_t bits[8] = {};
-      hn::StoreMaskBits(d, hn::Not(far), bits);
-      out |= static_cast<uint64_t>(bits[0] | bits[1] << 8) << (j * kLanes);
     }
-    return out;
+    return to;
   }
   template <int... kPoints>
-  static CloseRows choose(int64_t points, std::integer_sequence<int, kPoints...>) {
-    static constexpr CloseRows kAll[] = {close_rows<kPoints + 1>...};
+  static ListStrip kernel_of(int64_t points, std::integer_sequence<int, kPoints...>) {
+    static constexpr ListStrip kAll[] = {list_strip<kPoints + 1>...};
     return kAll[points - 1];
-  }
-  static CloseRows close_rows_of(int64_t points) {
-    return choose(points, std::make_integer_sequence<int, kTileRows>());
   }
 
   const ClosestProblem& problem_;
@@ -290,62 +292,65 @@ class Screen {
   hwy::AlignedFreeUniquePtr<float[]> rows_;
 };
 
-/// Calls body(begin, count) for tiles of at most kTileColumns rows, and end(piece) after each
-/// piece. A tile lies within one piece.
-template <class Body, class End>
-HWY_INLINE void for_tiles(const ClosestProblem& p, const Body& body, const End& end) {
-  for (int64_t first = 0, piece = 0; first < p.rows; first += p.grain, ++piece) {
-    const int64_t last = std::min(first + p.grain, p.rows);
-    for (int64_t begin = first; begin < last; begin += kTileColumns)
-      body(begin, std::min(kTileColumns, last - begin));
-    end(piece);
-  }
-}
-
-void AddPotentials(const ClosestProblem& p, const std::function<double*()>& next_sums) {
+/// Adds the rows of a table (rows, width) float64, times their weights, to sums (width).
+template <int kVectors, class Weights>
+HWY_INLINE void add_table(const double* table, int64_t width, int64_t rows, double* sums,
+                          const Weights& weights) {
   const DoubleTag d;
-  Screen screen(p);
-  const int64_t width = (p.count + kDoubles - 1) / kDoubles * kDoubles;
-  // Potentials of the tile's rows, [row][width], where a point is closer; and their sums.
-  std::vector<double> lowered(static_cast<size_t>(kTileColumns * width)), sums(width);
-  const auto add_tile = [&](int64_t begin, int64_t count) HWY_ATTR {
-    const double* closest = p.closest + begin;
-    uint64_t is_lowered = 0;
-    screen.for_each_close(begin, count, [&](int64_t i, int64_t c, double square) HWY_ATTR {
-      double* to = lowered.data() + i * width;
-      if ((is_lowered >> i & 1) == 0) std::fill_n(to, width, closest[i]);
-      is_lowered |= uint64_t{1} << i;
-      to[c] = std::min(closest[i], square);
-    });
-    with_weights(p.weight, begin, [&](const auto& weights) HWY_ATTR {
-      for (int64_t c = 0; c < width; c += kDoubles) {
-        DoubleVector sum = hn::LoadU(d, sums.data() + c);
-        for (int64_t i = 0; i < count; ++i)
-          sum = hn::MulAdd((is_lowered >> i & 1) != 0 ? hn::LoadU(d, &lowered[i * width + c])
-                                                      : hn::Set(d, closest[i]),
-                           weights(i), sum);
-        hn::StoreU(sum, d, sums.data() + c);
-      }
-    });
-  };
-  for_tiles(p, add_tile, [&](int64_t) {
-    std::copy_n(sums.begin(), p.count, next_sums());
-    std::fill(sums.begin(), sums.end(), 0.0);
-  });
+  DoubleVector s[kVectors];
+#pragma GCC unroll 16
+  for (int v = 0; v < kVectors; ++v) s[v] = hn::LoadU(d, sums + v * kDoubles);
+  for (int64_t i = 0; i < rows; ++i)
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v)
+      s[v] = hn::MulAdd(hn::LoadU(d, table + i * width + v * kDoubles), weights(i), s[v]);
+#pragma GCC unroll 16
+  for (int v = 0; v < kVectors; ++v) hn::StoreU(s[v], d, sums + v * kDoubles);
 }
 
-void IncludePoints(const ClosestProblem& p, double* sums) {
+void IncludePoints(const ClosestProblem& p) {
+  constexpr int64_t kBlockFloats = 4096;
+  const int64_t block = block_rows(p.dim, kBlockFloats);
+  const int64_t candidates = p.count - p.included;
+  const int64_t width = (std::max<int64_t>(1, candidates) + kDoubles - 1) / kDoubles * kDoubles;
   Screen screen(p);
-  double sum = 0;
-  const auto lower_tile = [&](int64_t begin, int64_t count) HWY_ATTR {
+  const auto most = static_cast<size_t>(kMostBlockRows * p.count);
+  std::vector<int32_t> ids(most + kLanes);
+  std::vector<double> squares(most);
+  // min(closest, |x - candidate|^2) of the block's rows, [row][width].
+  const auto table = hwy::AllocateAligned<double>(static_cast<size_t>(block * width));
+  double* next = p.sums;
+  const auto next_sums = [&] { return std::exchange(next, next + p.sums_stride); };
+  for_blocks(p.rows, p.grain, block, next_sums, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
     double* closest = p.closest + begin;
-    screen.for_each_close(begin, count, [&](int64_t i, int64_t, double square) HWY_ATTR {
-      closest[i] = std::min(closest[i], square);
-    });
+    const int64_t num_close = screen.list_close(begin, count, ids.data());
+    for (int64_t k = 0; k < num_close; ++k)
+      squares[k] = squared_distance(p.x + (begin + Screen::row_of(ids[k])) * p.dim,
+                                    p.points + Screen::point_of(ids[k]) * p.dim, p.dim);
+    if (p.included > 0)
+      for (int64_t k = 0; k < num_close; ++k) {
+        double& to = closest[Screen::row_of(ids[k])];
+        if (Screen::point_of(ids[k]) < p.included) to = std::min(to, squares[k]);
+      }
     for (int64_t i = 0; i < count; ++i)
-      sum = p.weight == nullptr ? sum + closest[i] : std::fma(p.weight[begin + i], closest[i], sum);
-  };
-  for_tiles(p, lower_tile, [&](int64_t piece) { sums[piece] = std::exchange(sum, 0.0); });
+      for (int64_t v = 0; v < width; v += kDoubles)
+        hn::StoreU(hn::Set(DoubleTag(), closest[i]), DoubleTag(), table.get() + i * width + v);
+    for (int64_t k = 0; k < num_close; ++k) {
+      const int64_t candidate = Screen::point_of(ids[k]) - p.included;
+      if (candidate < 0) continue;
+      double& to = table[Screen::row_of(ids[k]) * width + candidate];
+      to = std::min(to, squares[k]);
+    }
+    with_weights(p.weight, begin, [&](const auto& weights) HWY_ATTR {
+      for (int64_t v = 0; v < width; v += kSumVectors * kDoubles)
+        with_vectors(
+            std::min<int64_t>(kSumVectors, (width - v) / kDoubles),
+            [&](auto vectors) HWY_ATTR {
+              add_table<vectors()>(table.get() + v, width, count, sums + v, weights);
+            },
+            std::make_integer_sequence<int, kSumVectors>());
+    });
+  });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -358,7 +363,6 @@ namespace dovetail::fit {
 HWY_EXPORT(AssignRows);
 HWY_EXPORT(NormsFrom);
 HWY_EXPORT(SquaredDistances);
-HWY_EXPORT(AddPotentials);
 HWY_EXPORT(IncludePoints);
 
 int64_t assign_rows(const AssignProblem& problem) {
@@ -375,12 +379,8 @@ double squared_distances(const float* x, const double* centres, const int32_t* l
   return HWY_DYNAMIC_DISPATCH(SquaredDistances)(x, centres, label, rows, dim, squares, weight);
 }
 
-void add_potentials(const ClosestProblem& problem, const std::function<double*()>& next_sums) {
-  HWY_DYNAMIC_DISPATCH(AddPotentials)(problem, next_sums);
-}
-
-void include_points(const ClosestProblem& problem, double* sums) {
-  HWY_DYNAMIC_DISPATCH(IncludePoints)(problem, sums);
+void include_points(const ClosestProblem& problem) {
+  HWY_DYNAMIC_DISPATCH(IncludePoints)(problem);
 }
 
 }  // namespace dovetail::fit

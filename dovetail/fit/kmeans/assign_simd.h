@@ -60,28 +60,29 @@ double norms_from(const float* x, const float* point, int64_t rows, int64_t dim,
 double squared_distances(const float* x, const double* centres, const int32_t* label, int64_t rows,
                          int64_t dim, double* squares, const double* weight = nullptr);
 
-/// Arguments of add_potentials and include_points. `rows` rows have `dim` columns each. All arrays
-/// are contiguous.
+/// Arguments of include_points. `rows` rows have `dim` columns each. All arrays are contiguous.
 struct ClosestProblem {
   const float* x;        ///< (rows, dim), finite
   const float* norm;     ///< (rows): |x_i - shift| from norms_from
   const float* shift;    ///< (dim): a point near the data
-  const double* points;  ///< (count, dim)
+  const double* points;  ///< (count, dim): first the points to include, then candidates
   int64_t rows, dim, count;
-  int64_t grain;    ///< rows are summed in pieces of this size; the last may be shorter
-  double* closest;  ///< (rows): squared distance to the closest chosen point; may be infinite
+  int64_t included;  ///< number of points to include
+  int64_t grain;     ///< rows are summed in pieces of this size; the last may be shorter
+  double* closest;   ///< (rows): squared distance to the closest chosen point; may be infinite
   const double* weight = nullptr;  ///< (rows); null: 1, with the same bits as weights of 1
+  double* sums;         ///< (pieces, sums_stride), zeros
+  int64_t sums_stride;  ///< a multiple of kSumsPadding, at least max(1, count - included)
 };
 
-/// Calls next_sums() once for each piece; it returns an array (count). Sets its element j to the
-/// sum of w_i min(closest[i], |x_i - point_j|^2) over the rows i of the piece, in their order. Here
-/// point_j is row j of the points. k-means++ compares candidates by these sums. Distances that
-/// matter are in float64, so sums have the same bits on AVX2 and AVX-512.
-void add_potentials(const ClosestProblem& problem, const std::function<double*()>& next_sums);
-
-/// Replaces closest[i] by min(closest[i], |x_i - point_j|^2 for all j), for each row. Here point_j
-/// is row j of the points. Sets sums[p] to the new sum of w_i closest[i] over piece p, in the order
-/// of the rows.
-void include_points(const ClosestProblem& problem, double* sums);
+/// First replaces closest[i] by min(closest[i], |x_i - point_j|^2 for all included points j), for
+/// each row. Then adds up w_i min(closest[i], |x_i - point_j|^2) for each candidate j, over the
+/// rows i of each piece, in their order. These sums are a row of `sums` for each piece. k-means++
+/// compares candidates by them. Without candidates, the first element is the sum of w_i closest[i].
+/// Further elements become undefined.
+///
+/// Takes one pass over the rows. Distances that matter are in float64, so results have the same
+/// bits on AVX2 and AVX-512.
+void include_points(const ClosestProblem& problem);
 
 }  // namespace dovetail::fit

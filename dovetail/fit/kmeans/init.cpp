@@ -92,10 +92,14 @@ class PointSet {
   /// Returns points (count, D), drawn in proportion to their potentials. A potential is a weight
   /// times the squared distance to the closest included point.
   virtual at::Tensor draw(Draws& draws, int64_t count) const = 0;
-  /// Returns the index of the candidate that would leave the smallest sum of potentials.
-  virtual int64_t best_of(const at::Tensor& candidates) = 0;
   /// Includes a point. Returns the new sum of potentials.
   virtual double include(const at::Tensor& point) = 0;
+  /// Includes the candidate that leaves the smallest sum of potentials.
+  struct Best {
+    int64_t index;
+    double potential;  ///< the new sum
+  };
+  virtual Best include_best(const at::Tensor& candidates) = 0;
 };
 
 /// All rows of the data. No matrix of all differences is formed.
@@ -106,10 +110,11 @@ class AllRows : public PointSet {
   at::Tensor draw(Draws& draws, int64_t count) const override {
     return rows_at(data_, data_.draw(draws.next(count)));
   }
-  int64_t best_of(const at::Tensor& candidates) override {
-    return data_.potentials(candidates).argmin().item<int64_t>();
-  }
   double include(const at::Tensor& point) override { return data_.include(point); }
+  Best include_best(const at::Tensor& candidates) override {
+    const auto index = data_.potentials(candidates).argmin().item<int64_t>();
+    return {index, data_.choose(index)};
+  }
 
  private:
   KMeansData& data_;
@@ -128,7 +133,11 @@ class WeightedPoints : public PointSet {
   at::Tensor draw(Draws& draws, int64_t count) const override {
     return drawn(closest_ * weights_, draws, count);
   }
-  int64_t best_of(const at::Tensor& candidates) override {
+  double include(const at::Tensor& point) override {
+    closest_ = closest_with(point);
+    return sum_in_order(closest_ * weights_);
+  }
+  Best include_best(const at::Tensor& candidates) override {
     int64_t best = 0;
     double least = std::numeric_limits<double>::infinity();
     for (int64_t i = 0; i < candidates.size(0); ++i) {
@@ -137,11 +146,7 @@ class WeightedPoints : public PointSet {
       least = potential;
       best = i;
     }
-    return best;
-  }
-  double include(const at::Tensor& point) override {
-    closest_ = closest_with(point);
-    return sum_in_order(closest_ * weights_);
+    return {best, include(candidates.slice(0, best, best + 1))};
   }
 
  private:
@@ -168,8 +173,9 @@ at::Tensor plus_plus(PointSet&& points, int64_t num_centres, Draws& draws) {
       continue;
     }
     const at::Tensor candidates = points.draw(draws, trials);
-    chosen.push_back(candidates[points.best_of(candidates)].unsqueeze(0));
-    potential = points.include(chosen.back());
+    const auto [best, sum] = points.include_best(candidates);
+    chosen.push_back(candidates.slice(0, best, best + 1));
+    potential = sum;
   }
   return at::cat(chosen);
 }

@@ -138,7 +138,8 @@ KMeansData::KMeansData(const at::Tensor& x, std::shared_ptr<jobs::Workers> worke
       weights_(weights.defined() ? check_weights(weights, x.size(0)) : weights),
       shift_(near_point(x)),
       resident_(tensors_of_rows(x_, weights_)),
-      workers_(std::move(workers)) {
+      workers_(std::move(workers)),
+      pending_(at::empty({0, x.size(1)}, at::kDouble)) {
   if (!at::isfinite(shift_).all().item<bool>()) refuse_values("kmeans", x);
   const jobs::Partial norms = run("kmeans.norms", {shift_});
   total_weight_ = norms.weight;
@@ -168,6 +169,7 @@ jobs::Partial KMeansData::assign_batch(const at::Tensor& rows, const at::Tensor&
 
 KMeansData::Distances KMeansData::distances(const at::Tensor& centres) {
   const jobs::Partial sum = run("kmeans.distances", {checked_centres(centres, columns())});
+  pending_ = pending_.slice(0, 0, 0);
   return {closest(), sum.tensors[0].item<double>()};
 }
 
@@ -175,7 +177,8 @@ at::Tensor KMeansData::rows_with_weight() const { return weights_.nonzero().flat
 
 at::Tensor KMeansData::labels() const { return jobs::rows_on(workers_.get(), resident_, kLabels); }
 
-at::Tensor KMeansData::closest() const {
+at::Tensor KMeansData::closest() {
+  if (pending_.size(0) > 0) include(pending_.slice(0, 0, 0), pending_.slice(0, 0, 0));
   return jobs::rows_on(workers_.get(), resident_, kSquares);
 }
 
@@ -183,16 +186,28 @@ void KMeansData::forget_labels() { resident_.put(kLabels, at::full({rows()}, -1,
 
 void KMeansData::forget_closest() {
   resident_.put(kSquares, at::full({rows()}, std::numeric_limits<double>::infinity(), at::kDouble));
+  pending_ = pending_.slice(0, 0, 0);
+}
+
+jobs::Partial KMeansData::include(const at::Tensor& points, const at::Tensor& candidates) {
+  const at::Tensor all = checked_centres(at::cat({pending_, points, candidates}), columns());
+  const int64_t included = all.size(0) - candidates.size(0);
+  jobs::Partial sums =
+      run("kmeans.include", {all, at::scalar_tensor(included, at::kLong), shift_});
+  pending_ = pending_.slice(0, 0, 0);
+  return sums;
+}
+
+double KMeansData::sum_of_masses() const {
+  return masses_.cumsum(0)[-1]
+      .item<double>();  // cumsum adds in order: sum() would depend on the number of threads
 }
 
 double KMeansData::include(const at::Tensor& points) {
   // Many points: a matrix product in float32 finds the nearest one faster.
   constexpr int64_t kFew = 16;
   if (points.size(0) <= kFew) {
-    const auto shards = resident_.shards(kKMeansGrain).count();
-    masses_ = run("kmeans.include", {checked_centres(points, columns()),
-                                     at::scalar_tensor(shards, at::kLong), shift_})
-                  .tensors[0];
+    masses_ = include(points, points.slice(0, 0, 0)).of_shards.select(1, 0);
   } else {
     const at::Tensor before = closest().clone();
     assign(points);
@@ -203,8 +218,7 @@ double KMeansData::include(const at::Tensor& points) {
     for (const at::Tensor& part : mass.split(kKMeansGrain)) sums.push_back(part.sum());
     masses_ = at::stack(sums);
   }
-  return masses_.cumsum(0)[-1]
-      .item<double>();  // cumsum adds in order: sum() would depend on the number of threads
+  return sum_of_masses();
 }
 
 at::Tensor KMeansData::draw(const at::Tensor& uniform) const {
@@ -213,7 +227,7 @@ at::Tensor KMeansData::draw(const at::Tensor& uniform) const {
                    before = upto.index_select(0, shards) - mass;
   const at::Tensor within =
       ((uniform * upto[-1] - before) / mass).clamp(0, std::nextafter(1.0, 0.0));
-  return run("kmeans.draw", {shards, within}).tensors[0];
+  return run("kmeans.draw", {shards, within, pending_, shift_}).tensors[0];
 }
 
 at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform) {
@@ -223,8 +237,17 @@ at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform) {
       .clamp_max(mass.numel() - 1);
 }
 
-at::Tensor KMeansData::potentials(const at::Tensor& points) const {
-  return run("kmeans.potentials", {checked_centres(points, columns()), shift_}).tensors[0];
+at::Tensor KMeansData::potentials(const at::Tensor& points) {
+  const jobs::Partial sums = include(pending_.slice(0, 0, 0), points);
+  candidates_ = points;
+  potentials_ = sums.of_shards;
+  return sums.tensors[0];
+}
+
+double KMeansData::choose(int64_t index) {
+  pending_ = candidates_.slice(0, index, index + 1);
+  masses_ = potentials_.select(1, index).contiguous();
+  return sum_of_masses();
 }
 
 at::Tensor KMeansData::shifted_sums(const jobs::Partial& partial) const {

@@ -33,8 +33,7 @@ constexpr int64_t kKMeansBatchGrain = 1024;
 /// probabilities. A row of weight 0 only gets a label. Weights of 1 give the bits of no weights.
 ///
 /// Most members run a task (jobs/task.h) on shards of the rows. The tasks are `kmeans.norms`,
-/// `kmeans.assign`, `kmeans.distances`, `kmeans.potentials`, `kmeans.include` and `kmeans.draw`.
-/// Task `kmeans.batch` runs on shards of a list of row numbers. Tasks run on the `workers`
+/// `kmeans.assign`, `kmeans.distances`, `kmeans.include` and `kmeans.draw`. Task `kmeans.batch` runs on shards of a list of row numbers. Tasks run on the `workers`
 /// (jobs/workers.h) passed to the constructor. Without workers, they run on the threads of this
 /// process. If the workers are several nodes (processes), every node must call every member.
 class KMeansData {
@@ -80,26 +79,29 @@ class KMeansData {
   Distances distances(const at::Tensor& centres);
 
   // k-means++ chooses points among the rows one after another. The members below hold, for each
-  // row, the squared distance to the closest point chosen so far, (N) float64. `distances`
-  // overwrites this tensor.
+  // row, the squared distance to the closest point chosen so far, (N) float64. `distances` forgets
+  // all chosen points.
 
   /// Sets the distances of all rows to infinity: no point is chosen.
   void forget_closest();
   /// Returns the squared distance of each row to the closest chosen point, (N) float64.
-  at::Tensor closest() const;
+  at::Tensor closest();
   /// Adds points (M, D) float64 to the chosen ones. Returns the new sum of closest().
   double include(const at::Tensor& points);
   /// Draws T rows with probabilities proportional to closest(). Returns their numbers, (T) int64.
   /// `uniform` (T) float64 holds a uniform random number in [0, 1) for each draw. The latest call
-  /// of `include` must have returned a sum above 0.
+  /// of `include` or `choose` must have returned a sum above 0.
   ///
   /// On several nodes, no distances of rows are sent. A draw first selects a shard by the sums of
-  /// all shards, which `include` exchanged. The node that holds the distances of this shard then
+  /// all shards, which the tasks exchanged. The node that holds the distances of this shard then
   /// selects the row. The sums are small compared with the rows, up to some hundred million rows.
   at::Tensor draw(const at::Tensor& uniform) const;
   /// Returns, for each of the points (M, D), the sum of closest() if only this point were included.
   /// The result has shape (M).
-  at::Tensor potentials(const at::Tensor& points) const;
+  at::Tensor potentials(const at::Tensor& points);
+  /// Adds point `index` of the latest call of `potentials` to the chosen ones. Returns the new sum
+  /// of closest(). Reads no rows: the next pass over the rows includes the point.
+  double choose(int64_t index);
 
   /// Returns the inertia after a call of `assign`, without another pass over the rows. `partial` is
   /// the result of the call, and `centres` its argument. The error is about 1e-15 times the inertia
@@ -125,6 +127,10 @@ class KMeansData {
   jobs::Partial run(const char* task, const std::vector<at::Tensor>& parameters) const;
   jobs::Partial run(const char* task, const std::vector<at::Tensor>& parameters,
                     const jobs::Shards& shards) const;
+  /// Runs `kmeans.include` for chosen points, those in `pending_` included, and candidates.
+  jobs::Partial include(const at::Tensor& points, const at::Tensor& candidates);
+  /// Returns the sum of closest().
+  double sum_of_masses() const;
   /// Returns the sum of (x - shift) over the rows with each label, (K, D) float64.
   at::Tensor shifted_sums(const jobs::Partial& partial) const;
 
@@ -135,6 +141,9 @@ class KMeansData {
   double total_square_ = 0;  ///< sum of |x - shift|^2 over all rows
   double total_weight_ = 0;  ///< number of rows, or sum of their weights
   at::Tensor masses_;        ///< sum of closest() over the rows of each shard
+  at::Tensor pending_;       ///< chosen points (P, D) float64 that kSquares does not include yet
+  /// Latest call of `potentials`: its points, and their sums over each shard, (shards, M).
+  at::Tensor candidates_, potentials_;
 };
 
 /// Draws T indices with probabilities proportional to `mass` (N) float64, which must not be all

@@ -20,6 +20,34 @@ HWY_BEFORE_NAMESPACE();
 namespace dovetail::fit {
 namespace HWY_NAMESPACE {
 
+/// Maximum number of rows of a block. All its rows pass one step before they pass the next.
+constexpr int64_t kMostBlockRows = 256;
+
+/// The positions of the bits of each byte, ascending, then zeros.
+constexpr std::array<std::array<uint8_t, 8>, 256> kSetBits = [] {
+  std::array<std::array<uint8_t, 8>, 256> all = {};
+  for (size_t byte = 0; byte < 256; ++byte)
+    for (size_t bit = 0, next = 0; bit < 8; ++bit)
+      if ((byte >> bit & 1) != 0) all[byte][next++] = static_cast<uint8_t>(bit);
+  return all;
+}();
+
+/// Stores the lanes of `mask` one after another, and undefined numbers up to kLanes.
+template <class Int, class Mask>
+HWY_INLINE void store_compressed(Int numbers, Mask mask, int32_t* to) {
+  const hn::RebindToSigned<FloatTag> d;
+  if constexpr (kLanes == 8 && HWY_TARGET > HWY_AVX3) {
+    // Compress has a table of its own there, which g++ copies to the stack in each call.
+    uint8_t bits[8] = {};
+    hn::StoreMaskBits(d, mask, bits);
+    const hn::Rebind<uint8_t, decltype(d)> bytes;
+    const auto lanes = hn::PromoteTo(d, hn::LoadU(bytes, kSetBits[bits[0]].data()));
+    hn::StoreU(hn::TableLookupLanes(numbers, hn::IndicesFromVec(d, lanes)), d, to);
+  } else {
+    hn::StoreU(hn::Compress(numbers, mask), d, to);
+  }
+}
+
 // Assigns rows to their nearest centres: finds the label (index of the nearest centre) of each row.
 // There are two kernels. scores_inl.h explains scores and strips. It also explains when a score
 // proves that its centre is the nearest.
@@ -147,23 +175,12 @@ HWY_INLINE int64_t label_of_many(const AssignProblem& p, const Centres& centres,
 constexpr int kBlocks = static_cast<int>(kLanes / 4);
 constexpr int64_t kFewCentres = 6;  // maximum number of centres of this kernel
 
-/// Maximum number of rows that are labelled before they are added to the sums (a block of rows).
-constexpr int64_t kMostBlockRows = 256;
 /// Rows of a block, grouped by label. Rows of one label keep their order.
 struct RowsByLabel {
   /// Row numbers of each label, counted from the first row of the block.
   int32_t row[kFewCentres][kMostBlockRows + kLanes];
   int64_t count[kFewCentres];  ///< number of rows of each label
 };
-
-/// The positions of the bits of each byte, ascending, then zeros.
-constexpr std::array<std::array<uint8_t, 8>, 256> kSetBits = [] {
-  std::array<std::array<uint8_t, 8>, 256> all = {};
-  for (size_t byte = 0; byte < 256; ++byte)
-    for (size_t bit = 0, next = 0; bit < 8; ++bit)
-      if ((byte >> bit & 1) != 0) all[byte][next++] = static_cast<uint8_t>(bit);
-  return all;
-}();
 
 /// Prefetches the memory [at, end) of the next block of rows, by cache lines. Most lines are
 /// requested while rows are labelled, and the rest while rows are added to the sums. Requesting all
@@ -308,22 +325,6 @@ HWY_NOINLINE FloatVector settle(const AssignProblem& p, const Centres& centres, 
   store(n.index, index);
   settle(p, centres, begin, count, best, second, index);
   return load(index);
-}
-
-/// Stores the lanes of `mask` one after another, and undefined numbers up to kLanes.
-template <class Int, class Mask>
-HWY_INLINE void store_compressed(Int numbers, Mask mask, int32_t* to) {
-  const hn::RebindToSigned<FloatTag> d;
-  if constexpr (kLanes == 8 && HWY_TARGET > HWY_AVX3) {
-    // Compress has a table of its own there, which g++ copies to the stack in each call.
-    uint8_t bits[8] = {};
-    hn::StoreMaskBits(d, mask, bits);
-    const hn::Rebind<uint8_t, decltype(d)> bytes;
-    const auto lanes = hn::PromoteTo(d, hn::LoadU(bytes, kSetBits[bits[0]].data()));
-    hn::StoreU(hn::TableLookupLanes(numbers, hn::IndicesFromVec(d, lanes)), d, to);
-  } else {
-    hn::StoreU(hn::Compress(numbers, mask), d, to);
-  }
 }
 
 /// Sets the labels of `count` rows from row `begin` on, at most kLanes. Appends each row to the

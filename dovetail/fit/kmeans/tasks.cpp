@@ -133,57 +133,69 @@ jobs::Partial batch_task(const jobs::Parameters& parameters, const jobs::Shards&
   return partial;
 }
 
-ClosestProblem closest_problem(const Rows& rows, const at::Tensor& points, const at::Tensor& shift,
-                               const jobs::Shards& shards) {
-  return {.x = rows.x().const_data_ptr<float>(),
-          .norm = rows.norms(),
-          .shift = shift.const_data_ptr<float>(),
-          .points = points.const_data_ptr<double>(),
-          .rows = shards.size,
-          .dim = points.size(1),
-          .count = points.size(0),
-          .grain = shards.grain,
-          .closest = rows.squares(),
-          .weight = rows.weights()};
+/// Runs include_points on the rows of shards, for any number of points of which the first
+/// `included` are included. Returns the sums of each shard, (shards, width).
+at::Tensor include(const Rows& rows, const at::Tensor& points, int64_t included,
+                   const at::Tensor& shift, const jobs::Shards& shards) {
+  const int64_t width = std::max<int64_t>(1, points.size(0) - included);
+  const int64_t stride = (width + kSumsPadding - 1) / kSumsPadding * kSumsPadding;
+  const at::Tensor sums = at::zeros({shards.count(), stride}, at::kDouble);
+  include_points({.x = rows.x().const_data_ptr<float>(),
+                  .norm = rows.norms(),
+                  .shift = shift.const_data_ptr<float>(),
+                  .points = points.const_data_ptr<double>(),
+                  .rows = shards.size,
+                  .dim = points.size(1),
+                  .count = points.size(0),
+                  .included = included,
+                  .grain = shards.grain,
+                  .closest = rows.squares(),
+                  .weight = rows.weights(),
+                  .sums = sums.mutable_data_ptr<double>(),
+                  .sums_stride = stride});
+  return sums.narrow(1, 0, width);
 }
 
-/// Parameters: points (M, D) float64, shift (D) float32. Partial: the sums (M) of
-/// min(squares, |x - point|^2).
-jobs::Partial potentials_task(const jobs::Parameters& parameters, const jobs::Shards& shards) {
-  const Rows rows(shards);
-  jobs::ArrayTree potentials(parameters[0].size(0));
-  add_potentials(closest_problem(rows, parameters[0], parameters[1], shards),
-                 [&] { return potentials.next(); });
-  return {{potentials.take()}, weight_of(rows, shards)};
-}
-
-/// Parameters: points (M, D) float64, to which squares are lowered; the number of shards, () int64;
-/// shift (D) float32. Partial: the sum of the squares of each shard, float64.
+/// Parameters: points (M, D) float64, number of points to include () int64, shift (D) float32. The
+/// other points are T candidates. Lowers squares to the included points. Partial: the sums (T) of
+/// min(squares, |x - candidate|^2). Without candidates, T = 1: the sum of the squares. `of_shards`
+/// has the sums of each shard (shards, T).
 jobs::Partial include_task(const jobs::Parameters& parameters, const jobs::Shards& shards) {
   const Rows rows(shards);
-  const at::Tensor sums = at::zeros({parameters[1].item<int64_t>()}, at::kDouble);
-  include_points(closest_problem(rows, parameters[0], parameters[2], shards),
-                 sums.mutable_data_ptr<double>() + shards.begin / shards.grain);
-  return {{sums}, weight_of(rows, shards)};
+  const at::Tensor of_shards =
+      include(rows, parameters[0], parameters[1].item<int64_t>(), parameters[2], shards)
+          .contiguous();
+  jobs::ArrayTree sums(of_shards.size(1));
+  const auto* from = of_shards.const_data_ptr<double>();
+  for (int64_t i = 0; i < of_shards.size(0); ++i, from += of_shards.size(1))
+    std::copy_n(from, of_shards.size(1), sums.next());
+  return {{sums.take()}, weight_of(rows, shards), of_shards};
 }
 
-/// Parameters: shards (T) int64, uniform numbers (T) in [0, 1] float64. Partial, (T) int64: the row
-/// for each draw from one of these shards, and 0 for other draws. Rows are drawn by draw_by_mass of
-/// the squares times the weights. Runs on any device.
+/// Parameters: shards (T) int64, uniform numbers (T) in [0, 1] float64, points (M, D) float64 that
+/// squares do not include yet, shift (D) float32. Partial, (T) int64: the row for each draw from
+/// one of these shards, and 0 for other draws. Rows are drawn by draw_by_mass of the squares to the
+/// closest point, times the weights. Changes no squares. Runs on any device.
 jobs::Partial draw_task(const jobs::Parameters& parameters, const jobs::Shards& shards) {
-  // Cumulative sums have a fixed order on the CPU only.
-  const at::Tensor from = parameters[0].cpu(), uniform = parameters[1].cpu();
-  const at::Tensor rows = at::zeros_like(from);
+  // Sums have a fixed order on the CPU only.
+  const at::Tensor from = parameters[0].cpu(), uniform = parameters[1].cpu(),
+                   points = parameters[2].cpu(), shift = parameters[3].cpu();
+  const at::Tensor drawn = at::zeros_like(from);
   for (int64_t t = 0; t < from.numel(); ++t) {
     const int64_t shard = from.const_data_ptr<int64_t>()[t] - shards.begin / shards.grain;
     if (shard < 0 || shard >= shards.count()) continue;
     const jobs::Shards one = shards.part(shard, 1);
-    const std::vector<at::Tensor> of_shard = jobs::rows_of(one);
-    at::Tensor mass = of_shard[KMeansData::kSquares].cpu();
-    if (of_shard.size() > KMeansData::kWeights) mass = mass * of_shard[KMeansData::kWeights].cpu();
-    rows[t] = draw_by_mass(mass, uniform.narrow(0, t, 1))[0] + one.begin;
+    Rows rows(one);
+    for (at::Tensor& tensor : rows.tensors) tensor = tensor.cpu();
+    at::Tensor& mass = rows.tensors[KMeansData::kSquares];
+    if (points.size(0) > 0) {
+      mass = mass.clone();
+      include(rows, points, points.size(0), shift, one);
+    }
+    if (rows.weighted()) mass = mass * rows.tensors[KMeansData::kWeights];
+    drawn[t] = draw_by_mass(mass, uniform.narrow(0, t, 1))[0] + one.begin;
   }
-  return {{rows.to(parameters[0].device())}, static_cast<double>(shards.size)};
+  return {{drawn.to(parameters[0].device())}, static_cast<double>(shards.size)};
 }
 
 constexpr auto kBlock = jobs::Takes::kBlock;
@@ -194,8 +206,6 @@ const jobs::TaskRegistration kAssign("kmeans.assign", at::kCPU, assign_task, {KM
 const jobs::TaskRegistration kBatch("kmeans.batch", at::kCPU, batch_task);
 const jobs::TaskRegistration kDistances("kmeans.distances", at::kCPU, distances_task,
                                         {KMeansData::kSquares}, kBlock);
-const jobs::TaskRegistration kPotentials("kmeans.potentials", at::kCPU, potentials_task, {},
-                                         kBlock);
 const jobs::TaskRegistration kInclude("kmeans.include", at::kCPU, include_task,
                                       {KMeansData::kSquares}, kBlock);
 const jobs::TaskRegistration kDraw("kmeans.draw", at::kCPU, draw_task, {}, kBlock);
