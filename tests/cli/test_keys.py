@@ -228,6 +228,7 @@ ENTRIES = {
             "eval.max_rows": ("8", "eval.every_steps=2"),
             "embedding.row_dtype": ("bf16",),
             "embedding.lr": ("0.5",),
+            "embedding.initial_range": ("0.5",),
             "embedding.optimizer": ("sgd",),
             "embedding.weight_decay": ("1.0",),
             "embedding.packing": ("false",),
@@ -353,6 +354,9 @@ ENTRIES = {
             "embedding.momentum": ("0.5",),
             "embedding.betas": ("[0.5,0.5]",),
             "embedding.eps": ("0.5", "embedding.optimizer=sgd"),
+            "embedding.l1": ("0.5",),
+            "embedding.l2": ("0.5",),
+            "embedding.beta": ("0.5",),
             "embedding.memory_bytes": ("9000", sparse(HASHED)),
             "embedding.policy": ("lru",),
             "embedding.warmup_steps": ("9",),
@@ -538,6 +542,22 @@ ENTRIES = {
             ),
             "embedding.override.weight_decay": (
                 override('{tables="user",weight_decay=1.0}'),
+                override('{tables="user",lr=0.02}'),
+            ),
+            "embedding.override.l1": (
+                override('{tables="user",optimizer="ftrl",l1=0.01}'),
+                override('{tables="user",optimizer="ftrl"}'),
+            ),
+            "embedding.override.l2": (
+                override('{tables="user",optimizer="ftrl",l2=0.5}'),
+                override('{tables="user",optimizer="ftrl"}'),
+            ),
+            "embedding.override.beta": (
+                override('{tables="user",optimizer="ftrl",beta=0.1}'),
+                override('{tables="user",optimizer="ftrl"}'),
+            ),
+            "embedding.override.initial_range": (
+                override('{tables="user",initial_range=0.5}'),
                 override('{tables="user",lr=0.02}'),
             ),
         },

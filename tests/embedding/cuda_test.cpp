@@ -20,9 +20,10 @@ using testing::random_batch;
 
 class CudaTables : public dovetail::testing::NeedsGpuKernels {};
 
-constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum,
+constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd,     OptimizerKind::kMomentum,
                                     OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad,
-                                    OptimizerKind::kAdam};
+                                    OptimizerKind::kAdam,    OptimizerKind::kRowWiseAdam,
+                                    OptimizerKind::kFtrl};
 
 /// Widths for every size of thread group, with and without whole vectors. One table has two
 /// features, one has few rows.

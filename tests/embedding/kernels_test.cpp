@@ -28,9 +28,10 @@ using dovetail::testing::normal;
 using testing::ids_from;
 using testing::random_batch;
 
-constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum,
+constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd,     OptimizerKind::kMomentum,
                                     OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad,
-                                    OptimizerKind::kAdam};
+                                    OptimizerKind::kAdam,    OptimizerKind::kRowWiseAdam,
+                                    OptimizerKind::kFtrl};
 
 /// Widths for every size of team, with and without whole vectors. Table "a" has two features unless
 /// `one_each`.

@@ -18,9 +18,10 @@ using dovetail::testing::Threads;
 using testing::random_batch;
 using testing::Reference;
 
-constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum,
+constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd,     OptimizerKind::kMomentum,
                                     OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad,
-                                    OptimizerKind::kAdam};
+                                    OptimizerKind::kAdam,    OptimizerKind::kRowWiseAdam,
+                                    OptimizerKind::kFtrl};
 
 /// Tables with widths near the vectors' width and both poolings. One has two features, one has a
 /// single row.
@@ -46,7 +47,8 @@ void expect_like_reference(const PackedTables& tables, const Reference& referenc
     const std::string& name = tables.spec().tables[t].name;
     expect_close(tables.weight(static_cast<int64_t>(t)), reference.weight[t], tolerance, name);
     for (const auto& [part, state] : tables.state(static_cast<int64_t>(t))) {
-      const at::Tensor expected = part == "v" ? reference.second[t] : reference.first[t];
+      const bool is_second = part == "v" || part == "n";
+      const at::Tensor expected = is_second ? reference.second[t] : reference.first[t];
       expect_close(state, state.dim() == 1 ? expected.select(1, 0) : expected, tolerance,
                    name + " " + part);
     }
@@ -74,6 +76,41 @@ TEST(EmbeddingLookup, IsItsDefinitionForEveryOptimizer) {
       expect_like_definition(kind, 0.1, true);
     }
   });
+}
+
+TEST(EmbeddingLookup, PenaltiesOfFtrlAreItsDefinition) {
+  const auto train = [](double l1) {
+    PackedTables tables(
+        {.tables = {{"t", 40, 16}, {"u", 30, 5}},
+         .feature_table = {0, 1},
+         .optimizer = {.kind = OptimizerKind::kFtrl, .lr = 0.1, .l1 = l1, .l2 = 0.3, .beta = 0.5}});
+    Reference reference(tables);
+    for (uint64_t step = 1; step <= 4; ++step) {
+      const Jagged batch = random_batch(tables, 13, step, false);
+      const at::Tensor gradient = gradient_for(tables, 13, step);
+      update(tables, {{batch, gradient}});
+      reference.update(batch, gradient);
+    }
+    expect_like_reference(tables, reference, 2e-5);
+    return tables.weight(0).eq(0).sum().item<int64_t>();
+  };
+  at_every_simd_level([&] {
+    EXPECT_EQ(train(0), 0);
+    EXPECT_GT(train(1), 40 * 16 / 4);
+  });
+  ops::set_disabled_kernels("embedding");
+  EXPECT_GT(train(1), 40 * 16 / 4);
+  ops::set_disabled_kernels("");
+}
+
+TEST(EmbeddingLookup, InitialValuesKeepToTheRange) {
+  PackSpec spec{.tables = {{"t", 400, 16}, {"u", 400, 16}, {"v", 400, 16}}, .feature_table = {0}};
+  spec.tables[1].initial_range = 0.5;
+  spec.tables[2].initial_range = 0;
+  const PackedTables tables(spec);
+  EXPECT_NEAR(tables.weight(0).abs().max().item<double>(), 1 / std::sqrt(400), 1e-3);
+  EXPECT_NEAR(tables.weight(1).abs().max().item<double>(), 0.5, 1e-3);
+  EXPECT_EQ(tables.weight(2).count_nonzero().item<int64_t>(), 0);
 }
 
 TEST(EmbeddingLookup, WithKernelsOffIsTheSame) {

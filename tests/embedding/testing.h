@@ -78,7 +78,8 @@ class Reference {
     }
   }
 
-  /// Weights, first state (u, s or m) and second state (v). kRowWiseAdagrad's s is column 0.
+  /// Weights, first state (u, s, m or z) and second state (v or n). The s of kRowWiseAdagrad and
+  /// the v of kRowWiseAdam are column 0.
   std::vector<at::Tensor> weight, first, second;
 
  private:
@@ -111,7 +112,12 @@ class Reference {
       g_[d] += o.weight_decay * w[d];
       squares += g_[d] * g_[d];
     }
-    if (o.kind == OptimizerKind::kRowWiseAdagrad) a[0] += squares / static_cast<double>(dim);
+    const double mean = squares / static_cast<double>(dim);
+    if (o.kind == OptimizerKind::kRowWiseAdagrad) a[0] += mean;
+    if (o.kind == OptimizerKind::kRowWiseAdam) b[0] = o.beta2 * b[0] + (1 - o.beta2) * mean;
+    const double t = static_cast<double>(steps_);
+    const double corrected =
+        o.lr * std::sqrt(1 - std::pow(o.beta2, t)) / (1 - std::pow(o.beta1, t));
     for (size_t d = 0; d < dim; ++d) {
       const double g = g_[d];
       switch (o.kind) {
@@ -132,9 +138,21 @@ class Reference {
         case OptimizerKind::kAdam: {
           a[d] = o.beta1 * a[d] + (1 - o.beta1) * g;
           b[d] = o.beta2 * b[d] + (1 - o.beta2) * g * g;
-          const double t = static_cast<double>(steps_);
-          w[d] -= o.lr * std::sqrt(1 - std::pow(o.beta2, t)) / (1 - std::pow(o.beta1, t)) * a[d] /
-                  (std::sqrt(b[d]) + o.eps);
+          w[d] -= corrected * a[d] / (std::sqrt(b[d]) + o.eps);
+          break;
+        }
+        case OptimizerKind::kRowWiseAdam:
+          a[d] = o.beta1 * a[d] + (1 - o.beta1) * g;
+          w[d] -= corrected * a[d] / (std::sqrt(b[0]) + o.eps);
+          break;
+        case OptimizerKind::kFtrl: {  // Algorithm 1 of McMahan et al. 2013
+          const double sigma = (std::sqrt(b[d] + g * g) - std::sqrt(b[d])) / o.lr;
+          a[d] += g - sigma * w[d];
+          b[d] += g * g;
+          const double sign = a[d] < 0 ? -1 : 1;
+          w[d] = std::abs(a[d]) <= o.l1
+                     ? 0
+                     : -(a[d] - sign * o.l1) / ((o.beta + std::sqrt(b[d])) / o.lr + o.l2);
           break;
         }
       }

@@ -21,9 +21,10 @@ using dovetail::testing::user_error;
 using ::testing::HasSubstr;
 using testing::random_batch;
 
-constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd, OptimizerKind::kMomentum,
+constexpr OptimizerKind kKinds[] = {OptimizerKind::kSgd,     OptimizerKind::kMomentum,
                                     OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad,
-                                    OptimizerKind::kAdam};
+                                    OptimizerKind::kAdam,    OptimizerKind::kRowWiseAdam,
+                                    OptimizerKind::kFtrl};
 
 PackSpec spec_of(OptimizerKind kind, RowDtype row_dtype = RowDtype::kFloat32) {
   return {.tables = {{"large", 3000, 16}, {"middle", 700, 5, Pooling::kMean}, {"small", 20, 33}},

@@ -140,6 +140,17 @@ __device__ float stepped(const UpdateScalars& c, float w, float g, float& first,
       first = fmaf(c.rest1, g - first, first);
       second = fmaf(c.rest2, g * g - second, second);
       return fmaf(-rate, first / (sqrtf(second) + c.eps), w);
+    case OptimizerKind::kRowWiseAdam:
+      first = fmaf(c.rest1, g - first, first);
+      return fmaf(-rate, first, w);
+    case OptimizerKind::kFtrl: {
+      const float before = sqrtf(second), square = g * g;
+      second += square;
+      const float root = sqrtf(second), grown = square / fmaxf(root + before, kLeastRoot);
+      first = fmaf(-(grown / rate), w, first + g);
+      const float beyond = fmaxf(fabsf(first) - c.l1, 0.0f);
+      return copysignf(beyond / fmaxf((c.beta + root) / rate + c.l2, kLeastRoot), -first);
+    }
   }
   return w;
 }
@@ -184,22 +195,32 @@ __device__ void step_row(const CudaUpdateProblem& p, OwnRow<Row, kVectors>& row,
     __syncwarp(mask);  // all lanes have read *state
     if (lane == 0) *state = s;
     rate = c.lr / (sqrtf(s) + c.eps);
+  } else if (c.kind == OptimizerKind::kRowWiseAdam) {
+    const unsigned mask = team_mask(lanes);
+    const float before = state[dim];
+    const float mean = sum_team(squares, mask, lanes) / static_cast<float>(dim);
+    const float v = before + c.rest2 * (mean - before);
+    __syncwarp(mask);  // all lanes have read state[dim]
+    if (lane == 0) state[dim] = v;
+    rate = c.lr / (sqrtf(v) + c.eps);
   }
-  const bool has_first = c.kind == OptimizerKind::kMomentum || c.kind == OptimizerKind::kAdagrad ||
-                         c.kind == OptimizerKind::kAdam;
+  const bool has_second = c.kind == OptimizerKind::kAdam || c.kind == OptimizerKind::kFtrl,
+             has_first = has_second || c.kind == OptimizerKind::kMomentum ||
+                         c.kind == OptimizerKind::kAdagrad || c.kind == OptimizerKind::kRowWiseAdam;
+  const bool whole_state = whole && row.table.state_width % kVector == 0;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int column = kVector * (lane + v * lanes), left = dim - column;
     const float4 w = row.w[v];
     float4 first = {}, second = {};
-    if (has_first) first = load_own(state + column, left, whole);
-    if (c.kind == OptimizerKind::kAdam) second = load_own(state + dim + column, left, whole);
+    if (has_first) first = load_own(state + column, left, whole_state);
+    if (has_second) second = load_own(state + dim + column, left, whole_state);
     const float4 x = {stepped(c, w.x, g[v].x, first.x, second.x, rate),
                       stepped(c, w.y, g[v].y, first.y, second.y, rate),
                       stepped(c, w.z, g[v].z, first.z, second.z, rate),
                       stepped(c, w.w, g[v].w, first.w, second.w, rate)};
-    if (has_first) store_four(first, state + column, left, whole);
-    if (c.kind == OptimizerKind::kAdam) store_four(second, state + dim + column, left, whole);
+    if (has_first) store_four(first, state + column, left, whole_state);
+    if (has_second) store_four(second, state + dim + column, left, whole_state);
     store_row(x, p, row.table, row.table_number, row.number, column, row.at, left, whole);
   }
 }

@@ -138,7 +138,7 @@ struct KeyedRows {
 /// ```
 ///
 /// A new row has the values of InitialRows (table.h) for its key. The bound of the values is
-/// initial_bound(rows of the whole table). The values do not depend on when or where the key first
+/// initial_bound(table). The values do not depend on when or where the key first
 /// occurs. If an evicted key returns, its row starts with the same values again. A key without a
 /// row reads zeros, and its gradient is discarded, as in DeepRec's EmbeddingVariable. Yet the key
 /// counts in the number of ids by which a mean is divided. Results do not depend on the number of

@@ -61,6 +61,21 @@ void step(const OptimizerSpec& o, int64_t t, at::Tensor& w, at::Tensor g, at::Te
       w.addcdiv_(m, v.sqrt().add_(o.eps), -rate);
       return;
     }
+    case OptimizerKind::kRowWiseAdam: {
+      at::Tensor m = state.narrow(1, 0, dim), v = state.narrow(1, dim, 1);
+      m.lerp_(g, 1 - o.beta1);
+      v.lerp_(g.square().mean(1, true), 1 - o.beta2);
+      w.addcdiv_(m, v.sqrt().add_(o.eps), -double{update_scalars(o, t).lr});
+      return;
+    }
+    case OptimizerKind::kFtrl: {
+      at::Tensor z = state.narrow(1, 0, dim), n = state.narrow(1, dim, dim);
+      const at::Tensor before = n.sqrt(), root = n.addcmul_(g, g).sqrt();
+      z.add_(g).addcmul_(g.square().div_((root + before).clamp_min_(kLeastRoot)), w, -1 / o.lr);
+      const at::Tensor beyond = z.abs().sub_(o.l1).clamp_min_(0);
+      w.copy_(z.sign().neg_() * beyond / ((root + o.beta) / o.lr + o.l2).clamp_min_(kLeastRoot));
+      return;
+    }
   }
 }
 

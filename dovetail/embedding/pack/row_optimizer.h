@@ -17,9 +17,14 @@ namespace dovetail::embedding {
 ///   kAdam            m += (1 - beta1) (G - m);  v += (1 - beta2) (G^2 - v);
 ///                    w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
 ///                    (torch.optim.SparseAdam). t counts the updates, the same for all rows.
-enum class OptimizerKind { kSgd, kMomentum, kAdagrad, kRowWiseAdagrad, kAdam };
+///   kRowWiseAdam     as kAdam, with the mean of G^2 over the row (one v per row)
+///   kFtrl            n' = n + G^2;  z += G - (sqrt(n') - sqrt(n)) / lr * w;
+///                    w = -sign(z) max(|z| - l1, 0) / ((beta + sqrt(n')) / lr + l2);  n = n'
+///                    (FTRL-Proximal, McMahan et al. 2013, Algorithm 1). z and n begin at 0. So the
+///                    first update forgets the initial w.
+enum class OptimizerKind { kSgd, kMomentum, kAdagrad, kRowWiseAdagrad, kAdam, kRowWiseAdam, kFtrl };
 
-/// Returns "sgd", "momentum", "adagrad", "rowwise_adagrad" or "adam".
+/// Returns "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam" or "ftrl".
 std::string_view name(OptimizerKind kind);
 /// Inverse of name(). Throws UserError for another name.
 OptimizerKind parse_optimizer(std::string_view name);
@@ -29,9 +34,10 @@ struct OptimizerSpec {
   OptimizerKind kind = OptimizerKind::kRowWiseAdagrad;
   double lr = 0.01;
   double momentum = 0.9;              ///< for kMomentum
-  double beta1 = 0.9, beta2 = 0.999;  ///< for kAdam
-  double eps = 1e-8;                  ///< for kAdagrad, kRowWiseAdagrad, kAdam
+  double beta1 = 0.9, beta2 = 0.999;  ///< for kAdam, kRowWiseAdam
+  double eps = 1e-8;                  ///< for all but kSgd, kMomentum, kFtrl
   double weight_decay = 0;
+  double l1 = 0, l2 = 0, beta = 1;  ///< for kFtrl
   bool operator==(const OptimizerSpec&) const = default;
 };
 
@@ -39,12 +45,15 @@ struct OptimizerSpec {
 /// is 1 - beta2.
 struct UpdateScalars {
   OptimizerKind kind;
-  float lr;  ///< for kAdam: lr * sqrt(1 - beta2^t) / (1 - beta1^t)
-  float momentum, rest1, rest2, eps, weight_decay;
+  float lr;  ///< for kAdam and kRowWiseAdam: lr * sqrt(1 - beta2^t) / (1 - beta1^t)
+  float momentum, rest1, rest2, eps, weight_decay, l1, l2, beta;
 };
 
 /// Returns the scalars for update number `step`, counted from 1 (Adam bias correction).
 UpdateScalars update_scalars(const OptimizerSpec& spec, int64_t step);
+
+/// Least divisor of kFtrl, for elements whose gradients were all 0.
+inline constexpr float kLeastRoot = 1e-30f;
 
 /// Throws UserError if a number in `spec` is out of its range, and names the number.
 void check_optimizer(const OptimizerSpec& spec);

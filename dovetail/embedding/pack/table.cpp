@@ -85,6 +85,8 @@ const OptimizerSpec& optimizer_of(const PackSpec& spec, int64_t table) {
 
 double rate_of(const PackSpec& spec, int64_t table, double lr) {
   const double own = optimizer_of(spec, table).lr, general = spec.optimizer.lr;
+  // The weights of ftrl are its sums times the rate: another rate would scale all of them.
+  if (optimizer_of(spec, table).kind == OptimizerKind::kFtrl) return own;
   if (own == general) return lr;
   user_check(general > 0,
              "embedding: table \"{}\" has a rate of its own beside a general one of 0, to which it "
@@ -191,11 +193,14 @@ RowRounding row_rounding(uint64_t seed, std::string_view table, const TableSlice
           .row_of = nullptr};
 }
 
-float initial_bound(int64_t rows) { return 1 / std::sqrt(static_cast<float>(rows)); }
+float initial_bound(const TableSpec& table) {
+  if (table.initial_range >= 0) return static_cast<float>(table.initial_range);
+  const int64_t rows = table.slice.whole_rows > 0 ? table.slice.whole_rows : table.rows;
+  return 1 / std::sqrt(static_cast<float>(rows));
+}
 
 InitialRows initial_rows(uint64_t seed, const TableSpec& table) {
-  const int64_t rows = table.slice.whole_rows > 0 ? table.slice.whole_rows : table.rows;
-  return {seed, table.name, initial_bound(rows), table.dim, table.slice};
+  return {seed, table.name, initial_bound(table), table.dim, table.slice};
 }
 
 PackedTables::PackedTables(PackSpec spec, Initial initial, at::Device device)
@@ -306,6 +311,10 @@ std::vector<std::pair<std::string, at::Tensor>> PackedTables::state(int64_t tabl
       return {{"s", all.select(1, 0)}};
     case OptimizerKind::kAdam:
       return {{"m", all.narrow(1, 0, dim)}, {"v", all.narrow(1, dim, dim)}};
+    case OptimizerKind::kRowWiseAdam:
+      return {{"m", all.narrow(1, 0, dim)}, {"v", all.select(1, dim)}};
+    case OptimizerKind::kFtrl:
+      return {{"z", all.narrow(1, 0, dim)}, {"n", all.narrow(1, dim, dim)}};
   }
   DOVETAIL_CHECK(false, "no such optimizer");
 }

@@ -43,6 +43,8 @@ struct TableSpec {
   int64_t max_bytes = 0;
   std::optional<OptimizerSpec> optimizer = {};  ///< used instead of PackSpec::optimizer
   int64_t step_rows = 0;  ///< used instead of TierOptions::step_rows (tiered.h); 0: not set
+  /// Initial values lie in [-initial_range, initial_range). Negative: 1 / sqrt(rows).
+  double initial_range = -1;
 };
 
 /// Tables and the features (inputs with ids) that look into them. The tables are either a
@@ -103,11 +105,11 @@ class InitialRows {
   TableSlice slice_;
 };
 
-/// Returns the bound of the initial values of a table with `rows` rows. It is 1 / sqrt(rows), as in
-/// DLRM's reference code (arXiv 1906.00091).
-float initial_bound(int64_t rows);
+/// Returns the bound of the initial values of a table: TableSpec::initial_range, or 1 / sqrt(rows
+/// of the whole table), as in DLRM's reference code (arXiv 1906.00091).
+float initial_bound(const TableSpec& table);
 
-/// Returns the initial values of a table. Their bound is initial_bound(rows of the whole table).
+/// Returns the initial values of a table. Their bound is initial_bound(table).
 InitialRows initial_rows(uint64_t seed, const TableSpec& table);
 
 /// Returns the source of the random words that round a table's rows in a step. Words are a function

@@ -62,6 +62,24 @@ HWY_INLINE FloatVector stepped(FloatVector w, FloatVector g, float* state, int64
     const FloatVector s = hn::MulAdd(g, g, load(state, left));
     store(s, state, left);
     return hn::NegMulAdd(row_rate, hn::Div(g, hn::Add(hn::Sqrt(s), splat(c.eps))), w);
+  } else if constexpr (kKind == OptimizerKind::kRowWiseAdam) {
+    const FloatVector m0 = load(state, left);
+    const FloatVector m = hn::MulAdd(splat(c.rest1), hn::Sub(g, m0), m0);
+    store(m, state, left);
+    return hn::NegMulAdd(row_rate, m, w);
+  } else if constexpr (kKind == OptimizerKind::kFtrl) {
+    const FloatVector z0 = load(state, left), n0 = load(state + dim, left);
+    const FloatVector square = hn::Mul(g, g), n = hn::Add(n0, square), root = hn::Sqrt(n);
+    // sqrt(n) - sqrt(n0) without its cancellation.
+    const FloatVector grown =
+        hn::Div(square, hn::Max(hn::Add(root, hn::Sqrt(n0)), splat(kLeastRoot)));
+    const FloatVector z = hn::NegMulAdd(hn::Div(grown, row_rate), w, hn::Add(z0, g));
+    store(z, state, left);
+    store(n, state + dim, left);
+    const FloatVector beyond = hn::Max(hn::Sub(hn::Abs(z), splat(c.l1)), splat(0.0f));
+    const FloatVector divisor =
+        hn::Add(hn::Div(hn::Add(splat(c.beta), root), row_rate), splat(c.l2));
+    return hn::CopySign(hn::Div(beyond, hn::Max(divisor, splat(kLeastRoot))), hn::Neg(z));
   } else {
     const FloatVector m0 = load(state, left), v0 = load(state + dim, left);
     const FloatVector m = hn::MulAdd(splat(c.rest1), hn::Sub(g, m0), m0);
@@ -86,18 +104,27 @@ HWY_INLINE FloatVector decay_and_square(float* HWY_RESTRICT sum, const float* HW
 }
 
 /// Returns the rate of a row: lr, or lr / (sqrt(s) + eps) for kRowWiseAdagrad, after updating s.
+/// For kRowWiseAdam, v takes the place of s.
 template <OptimizerKind kKind>
 HWY_INLINE float rate_of_row(FloatVector squares, float* state, int64_t dim,
                              const UpdateScalars& c) {
-  if constexpr (kKind != OptimizerKind::kRowWiseAdagrad) return c.lr;
-  *state += sum_lanes(squares) / static_cast<float>(dim);
-  return c.lr / (std::sqrt(*state) + c.eps);
+  if constexpr (kKind == OptimizerKind::kRowWiseAdagrad) {
+    *state += sum_lanes(squares) / static_cast<float>(dim);
+    return c.lr / (std::sqrt(*state) + c.eps);
+  } else if constexpr (kKind == OptimizerKind::kRowWiseAdam) {
+    float& v = state[dim];
+    v += c.rest2 * (sum_lanes(squares) / static_cast<float>(dim) - v);
+    return c.lr / (std::sqrt(v) + c.eps);
+  } else {
+    return c.lr;
+  }
 }
 
 /// Returns true if G must be decayed or squared before the step.
 template <OptimizerKind kKind>
 HWY_INLINE bool needs_squares(const UpdateScalars& c) {
-  return kKind == OptimizerKind::kRowWiseAdagrad || c.weight_decay != 0;
+  return kKind == OptimizerKind::kRowWiseAdagrad || kKind == OptimizerKind::kRowWiseAdam ||
+         c.weight_decay != 0;
 }
 
 /// Updates one row of kVectors vectors, which stay in registers throughout. Combines sum_gradients,
@@ -187,6 +214,10 @@ void update_as(const UpdateProblem& p, const UpdateScalars& c) {
       return update<OptimizerKind::kRowWiseAdagrad, Row>(p, c);
     case OptimizerKind::kAdam:
       return update<OptimizerKind::kAdam, Row>(p, c);
+    case OptimizerKind::kRowWiseAdam:
+      return update<OptimizerKind::kRowWiseAdam, Row>(p, c);
+    case OptimizerKind::kFtrl:
+      return update<OptimizerKind::kFtrl, Row>(p, c);
   }
 }
 

@@ -36,7 +36,8 @@ int64_t bytes_of(const PackSpec& spec, int64_t t) {
 }
 
 bool has_row_wise_state(const PackSpec& spec, int64_t t) {
-  return optimizer_of(spec, t).kind == OptimizerKind::kRowWiseAdagrad;
+  const OptimizerKind kind = optimizer_of(spec, t).kind;
+  return kind == OptimizerKind::kRowWiseAdagrad || kind == OptimizerKind::kRowWiseAdam;
 }
 
 bool columns_can_be_cut(const PackSpec& spec, int64_t t, int64_t ranks) {

@@ -267,7 +267,7 @@ struct DynamicSection {
 /// Entry of [[embedding.override]]: another optimizer for some tables. The last entry that names a
 /// table applies. A key that the entry does not set has its value from EmbeddingSection.
 struct EmbeddingOverride {
-  /// Marks `momentum` or `weight_decay` as not set: the value in EmbeddingSection applies.
+  /// Marks a number as not set: the value in EmbeddingSection applies.
   static constexpr double kGeneral = -1;
   std::vector<std::string> tables;  ///< globs over table names
   std::string optimizer;            ///< empty: EmbeddingSection::optimizer
@@ -276,6 +276,8 @@ struct EmbeddingOverride {
   std::vector<double> betas;  ///< empty: EmbeddingSection::betas
   double eps = 0;             ///< 0: EmbeddingSection::eps
   double weight_decay = kGeneral;
+  double l1 = kGeneral, l2 = kGeneral, beta = kGeneral;
+  double initial_range = kGeneral;
   void describe(Section& s);
 };
 
@@ -296,12 +298,14 @@ struct EmbeddingSection {
   std::string pooling = "sum";     ///< pooling of a bag: sum | mean
   std::string row_dtype = "fp32";  ///< storage format of rows: fp32 | bf16 | mxfp8
   std::string optimizer = "rowwise_adagrad";
-  /// Maximum learning rate of rows. It follows [schedule] like optimizer.lr.
+  /// Maximum learning rate of rows. It follows [schedule] like optimizer.lr, except for ftrl.
   double lr = 0.02;
   double momentum = 0.9;
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8;
   double weight_decay = 0;
+  double l1 = 0, l2 = 0, beta = 1;  ///< for ftrl
+  double initial_range = -1;        ///< bound of initial values; -1: 1 / sqrt(rows)
   std::vector<EmbeddingOverride> overrides;
   /// auto | row | table | column | replicated: placement of tables on ranks
   /// (embedding/ranks/table_placement.h).

@@ -107,15 +107,21 @@ void EmbeddingOverride::describe(Section& s) {
           "<item>*<sequence>.micro or .input. * stands for any text, ? for any character")
       .required();
   s.value("optimizer", optimizer, "Optimizer of these tables; empty: embedding.optimizer")
-      .choices({"", "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"});
-  s.value("lr", lr, "Maximum learning rate, which follows [schedule]; 0: embedding.lr")
-      .range(0, 1e9);
+      .choices(
+          {"", "sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "ftrl"});
+  s.value("lr", lr, "Maximum learning rate, as embedding.lr; 0: embedding.lr").range(0, 1e9);
   s.value("momentum", momentum, "Share of the previous update that is kept; -1: embedding.momentum")
       .range(-1, 1);
   s.value("betas", betas, "Decay rates of the first and second moment; empty: embedding.betas")
       .range(0, 1);
   s.value("eps", eps, "Added to the square root, as embedding.eps; 0: embedding.eps").range(0, 1e9);
   s.value("weight_decay", weight_decay, "L2 coefficient; -1: embedding.weight_decay").range(-1, 10);
+  s.value("l1", l1, "ftrl: as embedding.l1; -1: embedding.l1").range(-1, 1e9);
+  s.value("l2", l2, "ftrl: as embedding.l2; -1: embedding.l2").range(-1, 1e9);
+  s.value("beta", beta, "ftrl: as embedding.beta; -1: embedding.beta").range(-1, 1e9);
+  s.value("initial_range", initial_range,
+          "Bound of initial values; 0: zeros; -1: embedding.initial_range")
+      .range(-1, 1e3);
 }
 
 void EmbeddingPlacement::describe(Section& s) {
@@ -136,17 +142,30 @@ void EmbeddingSection::describe(Section& s) {
   s.value("optimizer", optimizer,
           "Optimizer of the rows that a step touches. adagrad: Duchi et al. 2011. rowwise_adagrad: "
           "one sum of squares per row, as in FBGEMM. adam: moments of touched rows, as in "
-          "torch.optim.SparseAdam")
-      .choices({"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam"});
-  s.value("lr", lr, "Maximum learning rate of the rows. It follows [schedule]").above(0);
+          "torch.optim.SparseAdam. rowwise_adam: adam with one second moment per row. ftrl: "
+          "FTRL-Proximal (McMahan et al. 2013)")
+      .choices({"sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "ftrl"});
+  s.value("lr", lr,
+          "Maximum learning rate of the rows. It follows [schedule], but the rate of ftrl is "
+          "constant")
+      .above(0);
   s.value("momentum", momentum, "momentum: share of the previous update that is kept").range(0, 1);
-  s.value("betas", betas, "adam: decay rates of the first and second moment").range(0, 1);
+  s.value("betas", betas, "adam, rowwise_adam: decay rates of the first and second moment")
+      .range(0, 1);
   s.value("eps", eps, "Added to the square root of the second moment or of the sum of squares")
       .above(0);
   s.value(
        "weight_decay", weight_decay,
        "L2 coefficient. A step that touches a row adds weight_decay times the row to its gradient")
       .range(0, 10);
+  s.value("l1", l1, "ftrl: keeps weights at 0 whose summed gradient is at most this").range(0, 1e9);
+  s.value("l2", l2, "ftrl: L2 coefficient").range(0, 1e9);
+  s.value("beta", beta, "ftrl: a larger value makes the first steps of a weight smaller")
+      .range(0, 1e9);
+  s.value("initial_range", initial_range,
+          "Initial values are uniform in [-initial_range, initial_range). -1: 1 / sqrt(rows of the "
+          "table), as in DLRM")
+      .range(-1, 1e3);
   s.list("override", overrides,
          "Tables with another optimizer. The last entry that names a table applies");
   s.value("sharding", sharding,

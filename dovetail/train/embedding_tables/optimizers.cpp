@@ -36,13 +36,25 @@ std::vector<Number> numbers() {
        [](const Section& config, const Section& none) { return config.momentum != none.momentum; },
        [](const Override& entry) { return entry.momentum != kGeneral; }},
       {"betas",
-       {"adam"},
+       {"adam", "rowwise_adam"},
        [](const Section& config, const Section& none) { return config.betas != none.betas; },
        [](const Override& entry) { return !entry.betas.empty(); }},
       {"eps",
-       {"adagrad", "rowwise_adagrad", "adam"},
+       {"adagrad", "rowwise_adagrad", "adam", "rowwise_adam"},
        [](const Section& config, const Section& none) { return config.eps != none.eps; },
-       [](const Override& entry) { return entry.eps != 0; }}};
+       [](const Override& entry) { return entry.eps != 0; }},
+      {"l1",
+       {"ftrl"},
+       [](const Section& config, const Section& none) { return config.l1 != none.l1; },
+       [](const Override& entry) { return entry.l1 != kGeneral; }},
+      {"l2",
+       {"ftrl"},
+       [](const Section& config, const Section& none) { return config.l2 != none.l2; },
+       [](const Override& entry) { return entry.l2 != kGeneral; }},
+      {"beta",
+       {"ftrl"},
+       [](const Section& config, const Section& none) { return config.beta != none.beta; },
+       [](const Override& entry) { return entry.beta != kGeneral; }}};
 }
 
 const std::string& optimizer_of(const EmbeddingSection& config, const EmbeddingOverride& entry) {
@@ -59,7 +71,8 @@ void check_override(const EmbeddingSection& config, const EmbeddingOverride& ent
              "embedding.override names no tables; give their names, for example tables = "
              "[\"user\", \"*.wide\"]");
   const std::string& optimizer = optimizer_of(config, entry);
-  bool says_something = !entry.optimizer.empty() || entry.lr != 0 || entry.weight_decay != kGeneral;
+  bool says_something = !entry.optimizer.empty() || entry.lr != 0 ||
+                        entry.weight_decay != kGeneral || entry.initial_range != kGeneral;
   for (const Number& number : numbers()) {
     const bool given = number.in_override(entry);
     user_check(!given || number.is_read_by(optimizer),
@@ -68,10 +81,13 @@ void check_override(const EmbeddingSection& config, const EmbeddingOverride& ent
     says_something = says_something || given;
   }
   user_check(says_something,
-             "embedding.override of {} gives no optimizer and no number of one; leave it out",
+             "embedding.override of {} gives no optimizer, no number of one and no initial_range; "
+             "leave it out",
              fmt::join(entry.tables, ", "));
   for (const auto& [key, value] :
-       {std::pair("momentum", entry.momentum), std::pair("weight_decay", entry.weight_decay)})
+       {std::pair("momentum", entry.momentum), std::pair("weight_decay", entry.weight_decay),
+        std::pair("l1", entry.l1), std::pair("l2", entry.l2), std::pair("beta", entry.beta),
+        std::pair("initial_range", entry.initial_range)})
     user_check(
         value == kGeneral || value >= 0,
         "embedding.override of {}: {} is {}, but must be 0 or more, or -1 for the general one",
@@ -83,16 +99,21 @@ bool matches(const std::string& glob, const embedding::TableSpec& table) {
   return fnmatch(glob.c_str(), table.name.c_str(), 0) == 0;
 }
 
+/// Returns a number of an override, or the one of [embedding] if the override does not set it.
+double own_or(double own, double general) { return own == kGeneral ? general : own; }
+
 embedding::OptimizerSpec spec_of(const EmbeddingSection& config, const EmbeddingOverride& entry) {
   const std::vector<double>& betas = entry.betas.empty() ? config.betas : entry.betas;
-  return {
-      .kind = embedding::parse_optimizer(optimizer_of(config, entry)),
-      .lr = entry.lr == 0 ? config.lr : entry.lr,
-      .momentum = entry.momentum == kGeneral ? config.momentum : entry.momentum,
-      .beta1 = betas[0],
-      .beta2 = betas[1],
-      .eps = entry.eps == 0 ? config.eps : entry.eps,
-      .weight_decay = entry.weight_decay == kGeneral ? config.weight_decay : entry.weight_decay};
+  return {.kind = embedding::parse_optimizer(optimizer_of(config, entry)),
+          .lr = entry.lr == 0 ? config.lr : entry.lr,
+          .momentum = own_or(entry.momentum, config.momentum),
+          .beta1 = betas[0],
+          .beta2 = betas[1],
+          .eps = entry.eps == 0 ? config.eps : entry.eps,
+          .weight_decay = own_or(entry.weight_decay, config.weight_decay),
+          .l1 = own_or(entry.l1, config.l1),
+          .l2 = own_or(entry.l2, config.l2),
+          .beta = own_or(entry.beta, config.beta)};
 }
 
 /// Returns the last entry that names a table; null if none does.
@@ -126,6 +147,7 @@ void check_table_optimizers(const EmbeddingSection& config) {
 
 void set_optimizers(const EmbeddingSection& config, embedding::PackSpec& pack) {
   pack.optimizer = spec_of(config, {});
+  for (embedding::TableSpec& table : pack.tables) table.initial_range = config.initial_range;
   for (const EmbeddingOverride& entry : config.overrides) {
     for (const std::string& glob : entry.tables) {
       bool used = false;
@@ -133,6 +155,7 @@ void set_optimizers(const EmbeddingSection& config, embedding::PackSpec& pack) {
         if (!matches(glob, table)) continue;
         used = true;
         table.optimizer = spec_of(config, entry);
+        table.initial_range = own_or(entry.initial_range, config.initial_range);
       }
       if (used) continue;
       std::vector<std::string_view> names;
@@ -168,6 +191,8 @@ void check_overrides(const EmbeddingSection& config, const embedding::PackSpec& 
   unread("lr", config.lr != none.lr, [](const auto& entry) { return entry.lr != 0; });
   unread("weight_decay", config.weight_decay != none.weight_decay,
          [](const auto& entry) { return entry.weight_decay != kGeneral; });
+  unread("initial_range", config.initial_range != none.initial_range,
+         [](const auto& entry) { return entry.initial_range != kGeneral; });
   for (const Number& number : numbers()) {
     const bool read = std::ranges::any_of(entries, [&](const auto* entry) {
       return number.is_read_by(entry == nullptr ? config.optimizer

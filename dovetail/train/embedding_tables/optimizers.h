@@ -10,9 +10,9 @@ namespace dovetail::train {
 /// an override names no table or sets nothing.
 void check_table_optimizers(const EmbeddingSection& config);
 
-/// Sets the optimizer of each table of `pack`. The last override that names a table decides. If
-/// none does, the table takes the optimizer of [embedding]. Throws UserError if a name or glob
-/// matches no table; the error lists the tables.
+/// Sets optimizer and initial range of each table of `pack`. The last override that names a table
+/// decides. If none does, the table takes the optimizer of [embedding]. Throws UserError if a name
+/// or glob matches no table; the error lists the tables.
 void set_optimizers(const EmbeddingSection& config, embedding::PackSpec& pack);
 
 /// Throws UserError for an override without effect: later overrides replace it in every table of
