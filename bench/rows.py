@@ -19,8 +19,8 @@ Sides take turns within a round, and the best round of each counts, in rows per 
   and FBGEMM 1.6.0 alone in the cache folder; without it this side is left out
 
 All sides use equally many threads. Claim: `decode` of each Parquet file is at least as fast as the fastest way of
-pyarrow. The spread is that of the rounds: the smallest and the largest ratio of `decode` to the fastest way of pyarrow
-in the same round. Exit code 1 when the claim does not hold.
+pyarrow. The spread has the smallest and the largest ratio of `decode` to the fastest way of pyarrow in one round. Exit
+code 1 when the claim does not hold.
 """
 
 import argparse

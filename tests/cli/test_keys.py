@@ -216,6 +216,8 @@ ENTRIES = {
         "trained",
         "rows",
         {
+            "run.start_from": ("old",),
+            "run.start_optimizer": ("new", "run.start_from=old"),
             "recommender.model": ("deepfm",),
             "recommender.deep": ("[9]",),
             "recommender.dim": ("5",),
@@ -622,6 +624,8 @@ OTHERS = [
     ("images", ["precision.recipe=bf16"], "precision.recipe"),
     ("images", ["images.validation_fraction=0", "eval.every_steps=2"], "eval.every_steps"),
     ("rows", ["model.preset=llama-1b"], "model.preset"),
+    ("gpt", ["run.start_from=old"], "run.start_from"),
+    ("rows", ["run.start_optimizer=new"], "run.start_optimizer"),
     ("rows", ["run.cuda_graph=off"], "run.cuda_graph"),
     ("rows", ["run.attention=flash"], "run.attention"),
     ("rows", ["eval.max_tokens=5"], "eval.max_tokens"),
@@ -684,6 +688,7 @@ def write_inputs(folder: Path):
     pq.write_table(
         csv.read_csv(folder / "rows.tsv", parse_options=csv.ParseOptions(delimiter="\t")), folder / "rows.parquet"
     )
+    dovetail("train", "rows.toml", "--set", "run.folder=old", folder=folder)
     for name in ("a", "b"):
         words = [
             "--out",

@@ -406,7 +406,7 @@ REFUSED = {
     "row_dtype": ([("lr = 0.05", 'lr = 0.05\nrow_dtype = "bf16"')], ['embedding.row_dtype was "fp32", is "bf16"']),
     "nothing alike": (
         [('["user"]', '["city"]'), ('["item"], ids', '["age"], ids')],
-        ["its tables are called user, item, user.wide, item.wide, and those of this run city, age,"],
+        ["its tables are called user, item, user.wide, item.wide, and the tables of this run city, age,"],
     ),
 }
 

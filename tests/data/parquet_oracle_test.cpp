@@ -130,7 +130,7 @@ TEST_F(ParquetOracle, ADictionaryIsKeptAsCodesOfItsWords) {
   }
 }
 
-/// Several files and row groups at a time: the rows are those of one thread.
+/// Several files and row groups at a time: the rows are the same as on one thread.
 TEST_F(ParquetOracle, ThreadsDecodeSeveralFilesAtOnceToTheSameRows) {
   RowsConfig config;
   for (const auto& path : files()) config.files.push_back(path.string());

@@ -5,6 +5,9 @@
 #include <torch/optim/adamw.h>
 #include <torch/types.h>
 
+#include <cmath>
+#include <set>
+
 #include "dovetail/base/error.h"
 #include "dovetail/models/gpt.h"
 
@@ -82,6 +85,55 @@ TEST(Optimizer, FollowsTorchAdamW) {
     EXPECT_TRUE(torch::allclose(a[i].value(), b[i].value(), 1e-12, 1e-13)) << a[i].key();
   }
   EXPECT_EQ(ours.optimizer->updates(), 5);
+}
+
+/// Parameters with a later beginning: as if a second AdamW of torch had begun then.
+TEST(Optimizer, AParameterThatBeginsLaterCountsItsOwnUpdates) {
+  constexpr int64_t kBefore = 50, kSteps = 4;
+  const OptimizerSection config = {.betas = {0.9, 0.999}, .eps = 1e-5, .weight_decay = 0};
+  Trained ours(at::kDouble, config);
+  const std::set<std::string> late = {"norm.weight", "blocks.1.ffn.up.weight"};
+  std::map<std::string, int64_t> beginnings;
+  for (const std::string& name : late) beginnings[name] = kBefore;
+  // Moments of a run that had some updates. A later beginning has none.
+  auto tensors = ours.optimizer->tensors();
+  torch::manual_seed(1);
+  for (auto& [name, tensor] : tensors) {
+    if (name.starts_with("model.")) continue;
+    const bool is_late = late.contains(name.substr(std::string("optimizer.m.").size()));
+    tensor = is_late ? torch::zeros_like(tensor) : torch::rand_like(tensor) * 1e-3;
+  }
+  ours.optimizer->load(tensors, kBefore);
+  ours.optimizer->set_beginnings(beginnings);
+  struct Peer {
+    at::Tensor w, m, v;
+    int64_t t = 0;
+  };
+  std::map<std::string, Peer> peers;
+  for (const auto& item : ours.model->named_parameters())
+    peers[item.key()] = {
+        item.value().detach().clone(), tensors.at("optimizer.m." + item.key()).clone(),
+        tensors.at("optimizer.v." + item.key()).clone(), late.contains(item.key()) ? 0 : kBefore};
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const auto tokens = static_cast<double>(ours.backward(step));
+    const auto names = ours.model->named_parameters();
+    for (size_t i = 0; i < names.size(); ++i) {  // Kingma and Ba 2015, algorithm 1
+      Peer& p = peers.at(names[i].key());
+      const at::Tensor g = ours.reducer->gradient(i) / tokens;
+      p.m = 0.9 * p.m + 0.1 * g;
+      p.v = 0.999 * p.v + 0.001 * g * g;
+      ++p.t;
+      const auto t = static_cast<double>(p.t);
+      p.w = p.w - 1e-3 * (p.m / (1 - std::pow(0.9, t))) /
+                      (torch::sqrt(p.v / (1 - std::pow(0.999, t))) + 1e-5);
+    }
+    ours.optimizer->set_update(Optimizer::Numbers{.lr = 1e-3, .grad_scale = 1.0 / tokens});
+    ours.optimizer->update(*ours.reducer);
+  }
+  for (const auto& item : ours.model->named_parameters())
+    EXPECT_TRUE(torch::allclose(item.value(), peers.at(item.key()).w, 1e-12, 1e-13)) << item.key();
+  for (const std::string& name : late) EXPECT_TRUE(peers.contains(name)) << name;
+  EXPECT_EQ(ours.optimizer->updates(), kBefore + kSteps);
 }
 
 TEST(Optimizer, UnderBFloat16MastersKeepWhatRoundingWouldLose) {

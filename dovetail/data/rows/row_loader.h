@@ -19,8 +19,8 @@ struct RowLoaderOptions {
   /// Index of this rank, and number of ranks. Rank r gets these rows of a step:
   /// [r * batch / world, (r + 1) * batch / world).
   int rank = 0, world = 1;
-  /// Scales of the dense columns, in their order, such as those of a checkpoint. Scales that are
-  /// nullopt are measured on the training rows. Empty: all are measured.
+  /// Scales of the dense columns, in their order. A checkpoint has them. Scales that are nullopt
+  /// are measured on the training rows. Empty: all are measured.
   std::vector<std::optional<DenseScale>> scales = {};
 };
 

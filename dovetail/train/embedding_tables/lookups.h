@@ -109,7 +109,7 @@ class RecommenderLookups {
   RunConfig config_;
   models::RecommenderInputs inputs_;
   embedding::PackSpec pack_;
-  std::vector<int64_t> table_feature_;  ///< of each table, as in feature_of
+  std::vector<int64_t> table_feature_;  ///< feature of each table: feature_of
   std::vector<Lookup> lookups_;
   /// Indices into rows.sparse. `sequences_`: features that the model reads as sequences.
   /// `singles_`: all other features. A feature with pooling = "none" is in `singles_` once for each

@@ -18,7 +18,7 @@
 
 namespace dovetail::train {
 
-/// What a run that began from another run (run.start_from) still needs to know of it.
+/// Facts about its beginning that a run needs if it began from another run (run.start_from).
 struct StartedFrom {
   /// Steps that the hashed tables had ended before the run's first step. Ages of keys count on.
   int64_t table_steps = 0;

@@ -130,7 +130,7 @@ class Optimizer {
   OptimizerSharding sharding_;
   std::vector<std::string> names_;
   std::vector<at::Tensor> parameters_;
-  std::vector<int64_t> updates_before_;  ///< of each parameter, as in set_beginnings; mostly 0
+  std::vector<int64_t> updates_before_;  ///< for each parameter (set_beginnings); mostly 0
   std::vector<at::Tensor> initial_;      ///< float32 values of the parameters, only until `bind`
   std::vector<comm::Bucket> buckets_;    ///< only with sharding
   std::vector<Part> parts_;

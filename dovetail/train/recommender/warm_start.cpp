@@ -207,7 +207,7 @@ void WarmStart::match_tables(const RecommenderLookups& before, const Recommender
                     "its table anew");
   if (loaded_tables_.empty() && !new_tables_.empty())
     throw UserError(
-        fmt::format("run.start_from = \"{}\": its tables are called {}, and those of this "
+        fmt::format("run.start_from = \"{}\": its tables are called {}, and the tables of this "
                     "run {}",
                     config_.run.start_from, fmt::join(unread_tables_, ", "),
                     fmt::join(new_tables_, ", ")),

@@ -28,7 +28,7 @@ namespace dovetail::train {
 /// The dense part is the model without its embedding tables.
 class WarmStart {
  public:
-  /// Matches the tables. `config` and `lookups` are of the new run. `from` is the other run's
+  /// Matches the tables. `config` and `lookups` belong to the new run. `from` is the other run's
   /// checkpoint on rank 0, and null on other ranks. All ranks call it together. Throws UserError
   /// that names each table whose rows cannot be kept. Also throws it if no table has a known name.
   WarmStart(const RunConfig& config, const RecommenderLookups& lookups,
@@ -60,7 +60,7 @@ class WarmStart {
                                                   const io::StoredCheckpoint& from);
 
   RunConfig config_, other_;
-  RunState state_;  ///< of the other run, at its checkpoint
+  RunState state_;  ///< state of the other run's checkpoint
   StoredTables stored_;
   StartedFrom started_;
   std::vector<std::string> loaded_tables_, new_tables_, unread_tables_;
