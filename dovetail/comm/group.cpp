@@ -194,11 +194,19 @@ std::shared_ptr<Group> world_from_environment(const GroupOptions& options) {
   if (rank >= world_size)
     throw UserError(fmt::format("RANK is {}, but WORLD_SIZE is {}", rank, world_size), kStartedBy);
   if (world_size == 1) return std::make_shared<GroupOfOne>();
+  return group_over_store(connect_store(rank, world_size, options.timeout_s), rank, world_size,
+                          options);
+}
+
+std::shared_ptr<Group> group_over_store(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                        int size, const GroupOptions& options) {
   check_options(options);
+  if (size == 1) return std::make_shared<GroupOfOne>();
   auto interface = optional("GLOO_SOCKET_IFNAME", "");
-  if (interface.empty() && optional("LOCAL_WORLD_SIZE", "") == given_size) interface = "lo";
-  return make_gloo_group(connect_store(rank, world_size, options.timeout_s), rank, world_size,
-                         interface, options);
+  const std::string world = optional("WORLD_SIZE", "");
+  if (interface.empty() && !world.empty() && optional("LOCAL_WORLD_SIZE", "") == world)
+    interface = "lo";
+  return make_gloo_group(store, rank, size, interface, options);
 }
 
 Neighbours neighbours_of(const Group& group) {

@@ -142,6 +142,12 @@ struct GroupOptions {
 /// the ranks do not find one another in time.
 std::shared_ptr<Group> world_from_environment(const GroupOptions& options = {});
 
+/// Makes a group of the `size` processes that share `store`, as seen by rank `rank`. Nothing else
+/// uses the store's keys. The network interface is chosen as world_from_environment does. Throws
+/// CommError if the ranks do not find one another in time.
+std::shared_ptr<Group> group_over_store(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                        int size, const GroupOptions& options = {});
+
 /// Ranks on this machine: their number `size`, and this rank's index `rank` among them.
 struct Neighbours {
   int rank = 0, size = 1;

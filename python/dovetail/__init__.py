@@ -24,6 +24,7 @@ from dovetail.functional import (
 )
 
 load()
+embedding.operators.register_shapes()
 
 __version__ = version()
 

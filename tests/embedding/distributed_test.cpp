@@ -180,6 +180,9 @@ INSTANTIATE_TEST_SUITE_P(
                .packing = false,
                .groups = 3,
                .optimizer = OptimizerKind::kSgd},
+        Layout{.sharding = kRow, .samples = {12}, .pooling = Pooling::kMean},
+        Layout{.sharding = kColumn, .samples = {12}, .pooling = Pooling::kMean},
+        Layout{.sharding = kReplicated, .samples = {12}, .pooling = Pooling::kMean},
         Layout{.sharding = kRow, .samples = {7, 5}},
         Layout{
             .sharding = kRow, .samples = {7, 5}, .groups = 2, .micro_batches = 2, .weighted = true},

@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <atomic>
+#include <functional>
 #include <vector>
 
 #include "dovetail/base/error.h"
@@ -161,7 +163,9 @@ Jagged side_by_side(const std::vector<Jagged>& batches) {
 
 Jagged features_of(const Jagged& batch, const std::vector<int64_t>& features) {
   const auto count = static_cast<int64_t>(features.size());
-  if (count == batch.features) return batch;
+  const bool ascend =
+      std::ranges::adjacent_find(features, std::ranges::greater_equal()) == features.end();
+  if (count == batch.features && ascend) return batch;
   std::vector<BagRange> ranges;
   ranges.reserve(features.size());
   for (const int64_t f : features) ranges.push_back({&batch, f * batch.samples, batch.samples});

@@ -40,7 +40,7 @@ Jagged samples_of(const Jagged& batch, int64_t first, int64_t count);
 /// the samples of the second, and so on.
 Jagged side_by_side(const std::vector<Jagged>& batches);
 
-/// Returns the batch with only these features. `features` are feature numbers in ascending order.
+/// Returns the batch with only these features, in this order. `features` are feature numbers.
 Jagged features_of(const Jagged& batch, const std::vector<int64_t>& features);
 
 }  // namespace dovetail::embedding

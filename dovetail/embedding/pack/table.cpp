@@ -20,6 +20,11 @@ namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float), kLine = 16;  // floats of a cache line
 
+PackSpec without_state(PackSpec spec) {
+  spec.optimizer = {.kind = OptimizerKind::kSgd};
+  return spec;
+}
+
 void check_pooling(const PackSpec& spec) {
   for (const TableSpec& table : spec.tables) {
     const TableSpec& first = spec.tables.front();
@@ -203,8 +208,36 @@ InitialRows initial_rows(uint64_t seed, const TableSpec& table) {
   return {seed, table.name, initial_bound(table), table.dim, table.slice};
 }
 
-PackedTables::PackedTables(PackSpec spec, Initial initial, at::Device device)
+std::vector<std::pair<std::string, at::Tensor>> named_state(OptimizerKind kind,
+                                                            const at::Tensor& state) {
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return {};
+    case OptimizerKind::kMomentum:
+      return {{"u", state}};
+    case OptimizerKind::kAdagrad:
+      return {{"s", state}};
+    case OptimizerKind::kRowWiseAdagrad:
+      return {{"s", state.select(1, 0)}};
+    case OptimizerKind::kAdam: {
+      const int64_t dim = state.size(1) / 2;
+      return {{"m", state.narrow(1, 0, dim)}, {"v", state.narrow(1, dim, dim)}};
+    }
+    case OptimizerKind::kRowWiseAdam: {
+      const int64_t dim = state.size(1) - 1;
+      return {{"m", state.narrow(1, 0, dim)}, {"v", state.select(1, dim)}};
+    }
+    case OptimizerKind::kFtrl: {
+      const int64_t dim = state.size(1) / 2;
+      return {{"z", state.narrow(1, 0, dim)}, {"n", state.narrow(1, dim, dim)}};
+    }
+  }
+  DOVETAIL_CHECK(false, "no such optimizer");
+}
+
+PackedTables::PackedTables(PackSpec spec, at::Device device)
     : spec_(std::move(spec)),
+      device_(device),
       table_features_(spec_.tables.size()),
       rows_held_(spec_.tables.size()) {
   check_spec(spec_);
@@ -226,20 +259,51 @@ PackedTables::PackedTables(PackSpec spec, Initial initial, at::Device device)
   }
   if (!spec_.feature_columns.empty()) columns_ = spec_.columns;
   if (unpooled()) columns_ = spec_.tables.front().dim;
-  std::vector<int64_t> weight_sizes, state_sizes;
-  for (const TableSpec& table : spec_.tables) {
+  std::vector<int64_t> state_sizes;
+  for (const TableSpec& table : spec_.tables)
+    state_sizes.push_back(table.rows * state_per_row(spec_.optimizer.kind, table.dim));
+  state_begin_ = places(state_sizes);
+  state_ = allocate(state_begin_.back(), device);
+}
+
+PackedTables::PackedTables(PackSpec spec, Initial initial, at::Device device)
+    : PackedTables(std::move(spec), device) {
+  std::vector<int64_t> weight_sizes;
+  for (const TableSpec& table : spec_.tables)
     weight_sizes.push_back((table.rows * row_bytes(spec_.row_dtype, table.dim) + kFloatBytes - 1) /
                            kFloatBytes);
-    state_sizes.push_back(table.rows * state_per_row(spec_.optimizer.kind, table.dim));
+  const std::vector<int64_t> weight_begin = places(weight_sizes);
+  const at::Tensor weights = allocate(weight_begin.back(), device);
+  for (size_t t = 0; t < spec_.tables.size(); ++t) {
+    const TableSpec& table = spec_.tables[t];
+    stored_.push_back(weights.view(at::kByte)
+                          .narrow(0, weight_begin[t] * kFloatBytes,
+                                  table.rows * row_bytes(spec_.row_dtype, table.dim))
+                          .view(stored_type(spec_.row_dtype))
+                          .view({table.rows, stored_width(spec_.row_dtype, table.dim)}));
   }
-  weight_begin_ = places(weight_sizes);
-  state_begin_ = places(state_sizes);
-  weights_ = allocate(weight_begin_.back(), device);
-  for (int64_t& begin : weight_begin_) begin *= kFloatBytes;
-  state_ = allocate(state_begin_.back(), device);
   if (initial == Initial::kUnset) return;
   state_.zero_();
   for (size_t t = 0; t < spec_.tables.size(); ++t) initialize(static_cast<int64_t>(t));
+}
+
+PackedTables::PackedTables(PackSpec spec, std::vector<at::Tensor> stored)
+    : PackedTables(without_state(std::move(spec)),
+                   stored.empty() ? at::kCPU : stored.front().device()) {
+  user_check(stored.size() == spec_.tables.size(), "embedding: rows of {} tables for {} tables",
+             stored.size(), spec_.tables.size());
+  for (size_t t = 0; t < stored.size(); ++t) {
+    const TableSpec& table = spec_.tables[t];
+    const at::Tensor& rows = stored[t];
+    const int64_t width = stored_width(spec_.row_dtype, table.dim);
+    user_check(rows.dim() == 2 && rows.size(0) == table.rows && rows.size(1) == width &&
+                   rows.scalar_type() == stored_type(spec_.row_dtype) && rows.is_contiguous() &&
+                   rows.device() == device_,
+               "embedding: rows of table \"{}\" must be ({}, {}) {}, contiguous, on {}, but are {}",
+               table.name, table.rows, width, c10::toString(stored_type(spec_.row_dtype)),
+               device_.str(), ops::describe(rows));
+  }
+  stored_ = std::move(stored);
 }
 
 void PackedTables::initialize(int64_t table) const {
@@ -269,18 +333,8 @@ at::Tensor PackedTables::weight(int64_t table) const {
   return values;
 }
 
-at::Tensor PackedTables::stored(int64_t table) const {
-  const TableSpec& spec = spec_.tables.at(static_cast<size_t>(table));
-  const int64_t bytes = row_bytes(spec_.row_dtype, spec.dim);
-  return weights_.view(at::kByte)
-      .narrow(0, weight_begin_[static_cast<size_t>(table)], spec.rows * bytes)
-      .view(stored_type(spec_.row_dtype))
-      .view({spec.rows, stored_width(spec_.row_dtype, spec.dim)});
-}
-
 char* PackedTables::row_data(int64_t table) const {
-  return static_cast<char*>(weights_.mutable_data_ptr()) +
-         weight_begin_.at(static_cast<size_t>(table));
+  return static_cast<char*>(stored(table).mutable_data_ptr());
 }
 
 RowRounding PackedTables::rounding(int64_t table) const {
@@ -298,25 +352,7 @@ at::Tensor PackedTables::packed_state(int64_t table) const {
 }
 
 std::vector<std::pair<std::string, at::Tensor>> PackedTables::state(int64_t table) const {
-  const at::Tensor all = packed_state(table);
-  const int64_t dim = spec_.tables[static_cast<size_t>(table)].dim;
-  switch (spec_.optimizer.kind) {
-    case OptimizerKind::kSgd:
-      return {};
-    case OptimizerKind::kMomentum:
-      return {{"u", all}};
-    case OptimizerKind::kAdagrad:
-      return {{"s", all}};
-    case OptimizerKind::kRowWiseAdagrad:
-      return {{"s", all.select(1, 0)}};
-    case OptimizerKind::kAdam:
-      return {{"m", all.narrow(1, 0, dim)}, {"v", all.narrow(1, dim, dim)}};
-    case OptimizerKind::kRowWiseAdam:
-      return {{"m", all.narrow(1, 0, dim)}, {"v", all.select(1, dim)}};
-    case OptimizerKind::kFtrl:
-      return {{"z", all.narrow(1, 0, dim)}, {"n", all.narrow(1, dim, dim)}};
-  }
-  DOVETAIL_CHECK(false, "no such optimizer");
+  return named_state(spec_.optimizer.kind, packed_state(table));
 }
 
 void PackedTables::set_lr(double lr) {

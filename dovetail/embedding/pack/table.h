@@ -126,6 +126,12 @@ struct FeatureLayout {
 
 struct GpuLayout;
 
+/// Returns the parts of optimizer state with their names, as views of `state` (rows,
+/// state_per_row). kMomentum has "u", the Adagrads have "s", the Adams "m" and "v", kFtrl "z" and
+/// "n". A part is (rows, dim), or (rows) if it is one number a row.
+std::vector<std::pair<std::string, at::Tensor>> named_state(OptimizerKind kind,
+                                                            const at::Tensor& state);
+
 /// Rows and optimizer state of all tables in a pack. One memory block has the rows of all tables,
 /// in the spec's row_dtype. Another has their float32 state. The rows of a table are consecutive.
 /// Each table begins at a cache line.
@@ -142,9 +148,13 @@ class PackedTables {
   /// specs that the device does not support.
   explicit PackedTables(PackSpec spec, Initial initial = Initial::kDrawn,
                         at::Device device = at::kCPU);
+  /// Makes tables for lookups alone from rows in the caller's memory. `stored[t]` are the rows of
+  /// table t in the form that stored(t) returns, contiguous, all on one device. There is no
+  /// optimizer state. Throws UserError for other shapes, dtypes and devices.
+  PackedTables(PackSpec spec, std::vector<at::Tensor> stored);
 
   const PackSpec& spec() const { return spec_; }
-  at::Device device() const { return weights_.device(); }
+  at::Device device() const { return device_; }
   const std::vector<FeatureLayout>& features() const { return features_; }
   /// Number of rows of each feature's table, for check_jagged.
   const std::vector<int64_t>& feature_rows() const { return feature_rows_; }
@@ -165,7 +175,7 @@ class PackedTables {
   /// otherwise a decoded copy.
   at::Tensor weight(int64_t table) const;
   /// Returns a view of a table's stored rows, (rows, stored_width) of stored_type (row_format.h).
-  at::Tensor stored(int64_t table) const;
+  const at::Tensor& stored(int64_t table) const { return stored_.at(static_cast<size_t>(table)); }
   /// Returns the address of a table's first row. Rows are row_bytes apart.
   char* row_data(int64_t table) const;
   /// Returns the source of the random words with which the next `update` rounds a table's rows.
@@ -177,8 +187,7 @@ class PackedTables {
   void set_rows_held(int64_t table, const uint32_t* row_of) {
     rows_held_[static_cast<size_t>(table)] = row_of;
   }
-  /// Returns views of a table's state, with the names in row_optimizer.h such as "m". A view is
-  /// (rows) for kRowWiseAdagrad, otherwise (rows, dim).
+  /// Returns named_state of a table.
   std::vector<std::pair<std::string, at::Tensor>> state(int64_t table) const;
   /// Returns a view of all state of a table, (rows, state_per_row). For kAdam, a row has m first,
   /// then v.
@@ -194,17 +203,18 @@ class PackedTables {
   std::shared_ptr<const GpuLayout>& gpu_layout() const { return gpu_layout_; }
 
  private:
+  PackedTables(PackSpec spec, at::Device device);
   void initialize(int64_t table) const;
 
   PackSpec spec_;
+  at::Device device_;
   std::vector<FeatureLayout> features_;
   std::vector<int64_t> feature_rows_;
   std::vector<std::vector<int64_t>> table_features_;
-  // weight_begin_: first byte of each table's rows in weights_. state_begin_: first element of each
-  // table's state in state_.
-  std::vector<int64_t> weight_begin_, state_begin_;
+  std::vector<int64_t> state_begin_;  ///< first element of each table's state in state_
   std::vector<const uint32_t*> rows_held_;
-  at::Tensor weights_, state_;
+  std::vector<at::Tensor> stored_;  ///< rows of each table
+  at::Tensor state_;
   int64_t columns_ = 0, steps_ = 0;
   mutable std::shared_ptr<const GpuLayout> gpu_layout_;
 };

@@ -336,6 +336,11 @@ std::vector<Jagged> ShardedPack::read_ids(const at::Tensor& words,
     received.push_back(std::move(batch));
     next += count;
   }
+  // Batches are handled side by side, so they all have weights or none has.
+  const auto is_weighted = [](const Jagged& batch) { return batch.weights.defined(); };
+  if (std::ranges::any_of(received, is_weighted))
+    for (Jagged& batch : received)
+      if (!is_weighted(batch)) batch.weights = at::ones({batch.values.numel()}, at::kFloat);
   return received;
 }
 

@@ -108,6 +108,7 @@ void choose_sharding(const PackSpec& spec, const PlacementOptions& options,
         may_be_cut && too_large ? cut_sharding(spec, number, options.ranks) : Sharding::kTableWise;
     tables[t].sharding = given_sharding(options, t).value_or(chosen);
     if (tables[t].sharding == Sharding::kColumnWise) check_column_wise(spec, number, options.ranks);
+    if (options.ranks == 1) tables[t].sharding = Sharding::kTableWise;
   }
 }
 

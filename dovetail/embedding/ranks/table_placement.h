@@ -71,7 +71,8 @@ struct PlacementOptions {
 
 /// Makes a plan for n ranks in four passes. Each pass is a function of the plan before it.
 ///
-/// Pass 1, sharding. Tables with a sharding in the options get it. For each other table, the first
+/// Pass 1, sharding. On one rank, every table is whole. Otherwise tables with a sharding in the
+/// options get it. For each other table, the first
 /// case that holds decides. A table is large if its volume or its bytes exceed 1/n of the total
 /// over all tables.
 /// - A hashed table stays whole here. Each part of a cut one has limits of its own. So it may

@@ -1,16 +1,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "dovetail/embedding/pack/lookup.h"
-#include "dovetail/embedding/pack/table.h"
+#include "dovetail/embedding/ranks/learning_tables.h"
 
 namespace dovetail::embedding {
 
@@ -19,19 +16,19 @@ namespace dovetail::embedding {
 ///   kOnApply     All gradients make one update when `apply` is called.
 enum class UpdateTime { kInBackward, kOnApply };
 
-/// Tables that learn from the backward pass of their lookups. Autograd computes gradients only for
-/// pooled rows, the results of lookups. From these, an update computes the gradients of table rows,
-/// which are never stored. Tables with the same optimizer are looked up and updated as one pack
-/// (PackSpec).
-class TrainedTables : public torch::CustomClassHolder {
+/// Learning tables of one process, all in memory. Tables with the same optimizer are looked up and
+/// updated as one pack (PackSpec).
+class TrainedTables : public LearningTables {
  public:
   /// Throws UserError like PackedTables. On a GPU, all tables must have the same optimizer.
   TrainedTables(const PackSpec& spec, UpdateTime time, at::Device device = at::kCPU);
 
-  const PackSpec& spec() const { return spec_; }
-  /// Looks up a batch without autograd. The result is the same as from embedding::pool (lookup.h)
-  /// on PackedTables with all features.
-  at::Tensor pool(const Jagged& batch) const;
+  const PackSpec& spec() const override { return spec_; }
+  at::Tensor pool(const Jagged& batch) override;
+  std::pair<at::Tensor, int64_t> pool_for_training(const Jagged& batch) override;
+  /// Under kInBackward, updates at once: all lookups of an autograd graph must come before its
+  /// backward. Under kOnApply, the gradient must not be modified until `apply`.
+  void add_gradient(int64_t number, PooledGradient part) override;
   /// Makes one update from all gradients since the previous apply. Gradients are added in the order
   /// of their lookups, even if the backward passes had another order. So looking up micro-batches
   /// in order gives the bits of the whole batch. Does nothing if there are no gradients. Throws
@@ -51,9 +48,6 @@ class TrainedTables : public torch::CustomClassHolder {
   void set_steps(int64_t steps);
 
  private:
-  friend class LookupFunction;
-  friend at::Tensor lookup(const c10::intrusive_ptr<TrainedTables>& tables, const Jagged& batch);
-
   struct Pack {
     /// Numbers in the spec of the pack's tables, and of its features.
     std::vector<int64_t> whole_tables, features;
@@ -69,19 +63,9 @@ class TrainedTables : public torch::CustomClassHolder {
   std::vector<Pack> packs_;
   std::vector<int64_t> feature_rows_;
   const UpdateTime time_;
-  // Input of every lookup that requires a gradient, so that autograd calls backward. The rows
-  // themselves have no gradient.
-  at::Tensor anchor_;
   int64_t lookups_ = 0;
   // Gradients that wait for `apply`, each with the number of its lookup.
   std::vector<std::pair<int64_t, PooledGradient>> queue_;
 };
-
-/// Looks up a batch as TrainedTables::pool does, with a backward pass. Backward hands the result's
-/// gradient to the tables. Under kInBackward, each backward is an optimizer step, so all lookups of
-/// an autograd graph must come before its backward. Under kOnApply, the gradient must not be
-/// modified until `apply`. Throws UserError if batch.weights require a gradient, since they do not
-/// get one.
-at::Tensor lookup(const c10::intrusive_ptr<TrainedTables>& tables, const Jagged& batch);
 
 }  // namespace dovetail::embedding

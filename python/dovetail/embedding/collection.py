@@ -1,55 +1,17 @@
-"""Embedding tables of a recommender: all lookups in one operation, the optimizer fused into the backward pass.
-
->>> tables = [dovetail.embedding.Table("user", 1000, 16), dovetail.embedding.Table("item", 500, 32, "mean")]
->>> embeddings = dovetail.embedding.EmbeddingCollection(tables, {"user": "user", "clicked": "item", "bought": "item"})
->>> y = embeddings(values, offsets)  # (samples, 16 + 32 + 32)
->>> unpooled = [dovetail.embedding.Table("item", 500, 32, "none")]
->>> events = dovetail.embedding.EmbeddingCollection(unpooled, {"seen": "item"})
->>> y = events(values, offsets)  # (len(values), 32)
-
-The update formulas are in ``dovetail/embedding/pack/row_optimizer.h``, the order of additions in
-``dovetail/embedding/pack/lookup.h``. Wrong shapes, dtypes, ids and names raise RuntimeError.
-"""
-
-from typing import NamedTuple
+"""Embedding tables of one process."""
 
 import torch
 import torch.distributed
-from torch import Tensor, nn
+from torch import Tensor
 
-__all__ = ["EmbeddingCollection", "Table"]
-
-
-class Table(NamedTuple):
-    """One table. Optimizer settings that are None take the collection's value."""
-
-    #: Unique name.
-    name: str
-    #: Number of rows, at most 2^31; ids are 0 to rows - 1.
-    rows: int
-    #: Elements per row.
-    dim: int
-    #: ``"sum"``, ``"mean"``, or ``"none"``: one output row per id.
-    pooling: str = "sum"
-    #: Name of the optimizer.
-    optimizer: str | None = None
-    #: Learning rate.
-    lr: float | None = None
-    #: Momentum, used by ``"momentum"``.
-    momentum: float | None = None
-    #: Betas, used by ``"adam"``.
-    betas: tuple[float, float] | None = None
-    #: Epsilon, used by ``"adagrad"``, ``"rowwise_adagrad"`` and ``"adam"``.
-    eps: float | None = None
-    #: L2 decay of the rows that a batch touches.
-    weight_decay: float | None = None
-
+from dovetail.embedding.jagged import read_batch
+from dovetail.embedding.tables import Lookups, Table, describe
 
 #: Dtype that a module's conversions see in place of the rows; for "mxfp8" the dtype of its codes.
 _ROW_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "mxfp8": torch.float8_e4m3fn}
 
 
-class EmbeddingCollection(nn.Module):
+class EmbeddingCollection(Lookups):
     """Embedding tables that train themselves in the backward pass.
 
     Rows are not parameters and get no ``grad``. ``state_dict`` holds ``TABLE.weight``, the optimizer's state of each
@@ -101,41 +63,36 @@ class EmbeddingCollection(nn.Module):
         if ranks not in ("refuse", "separate"):
             raise ValueError(f'ranks = "{ranks}", but it is "refuse" or "separate"')
         self.tables, self.features = [Table(*table) for table in tables], dict(features)
-        index = {table.name: i for i, table in enumerate(self.tables)}
-        for feature, table in self.features.items():
-            if table not in index:
-                raise ValueError(f'feature "{feature}" looks into table "{table}", which is none of {list(index)}')
-        general = (optimizer, lr, momentum, betas, eps, weight_decay)
-        optimizers = [general, *(self._own(table, general) for table in self.tables)]
+        for table in self.tables:
+            if table.dynamic or table.sharding or table.max_bytes:
+                raise ValueError(
+                    f'table "{table.name}" is dynamic or has a sharding or max_bytes, which only a '
+                    "ShardedEmbeddingCollection has; it also runs in one process"
+                )
+        settings = {"name": optimizer, "lr": lr, "momentum": momentum, "betas": betas, "eps": eps}
+        settings["weight_decay"] = weight_decay
         self.ranks, self.row_dtype, self.device, self._lr = ranks, row_dtype, torch.device(device), lr
-        self._arguments = (
-            [table.name for table in self.tables],
-            [table.rows for table in self.tables],
-            [table.dim for table in self.tables],
-            [table.pooling for table in self.tables],
-            [index[table] for table in self.features.values()],
-            [name for name, *_ in optimizers],
-            [x for _, lr, momentum, betas, *rest in optimizers for x in (lr, momentum, *betas, *rest)],
-            update,
-            seed,
-            row_dtype,
-        )
-        self.packed = torch.ops.dovetail.embedding_tables(*self._arguments, self.device)
+        self._arguments = describe(self.tables, self.features, settings, seed, row_dtype), update
+        self._make(self.device)
 
-    @staticmethod
-    def _own(table: Table, general: tuple) -> tuple:
-        own = (table.optimizer, table.lr, table.momentum, table.betas, table.eps, table.weight_decay)
-        return tuple(g if o is None else o for o, g in zip(own, general, strict=True))
+    def _make(self, device: torch.device) -> None:
+        self._hold(torch.ops.dovetail.embedding_tables(*self._arguments, device), device)
+        self.device = device
+        self._stored = [torch.ops.dovetail.embedding_weight(self.handle, i) for i in range(len(self.tables))]
 
-    def forward(self, values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
+    def forward(self, values, offsets: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Look up a batch of ids and pool their rows.
 
         The layout follows TorchRec's KeyedJaggedTensor. The ids of feature f and sample b are ``values[i]`` for i
         from ``offsets[f * samples + b]`` to ``offsets[f * samples + b + 1]``. Pooling ``"none"`` is FBGEMM's
         ``PoolingMode.NONE``.
 
+        A program of :func:`torch.export.export` holds the rows and looks up. It does not train.
+
         Args:
-            values: (N) int64 or int32: ids.
+            values: (N) int64 or int32: ids. Or a batch like a KeyedJaggedTensor, alone: an object with ``keys()``,
+                ``values()``, and ``offsets()`` or ``lengths()``, perhaps ``weights()``. Its keys are names of
+                features, in any order. Keys that are no features are left out.
             offsets: (features * samples + 1) int64 or int32, ascending from 0 to N.
             weights: (N) float32: weight of each id; None weighs each 1. Weights get no gradient.
 
@@ -146,14 +103,30 @@ class EmbeddingCollection(nn.Module):
         Raises:
             RuntimeError: gradients are enabled in a job of several ranks, and ``ranks`` is ``"refuse"``.
         """
+        if torch.compiler._is_exporting_flag:
+            return self._exported(values, offsets, weights)
         if self.ranks == "refuse" and torch.is_grad_enabled() and _num_ranks() > 1:
             raise RuntimeError(
                 f"EmbeddingCollection: {_num_ranks()} ranks would train tables that part, for "
-                "DistributedDataParallel does not see rows that a backward pass updates. Use torch.nn.EmbeddingBag, "
-                'train by `dovetail launch -n N train CONFIG` with [recommender], or give ranks="separate" if each '
-                "rank is meant to have tables of its own"
+                "DistributedDataParallel does not see rows that a backward pass updates. Use a "
+                'ShardedEmbeddingCollection, or give ranks="separate" if each rank is meant to have its own tables'
             )
-        return torch.ops.dovetail.embedding_lookup(self.packed, values, offsets, weights)
+        return self._look_up(values, offsets, weights)
+
+    def _exported(self, batch, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
+        """Look up in the rows as tensors, which an exported program can hold."""
+        values, offsets, weights = read_batch(batch, offsets, weights, list(self.features))
+        names = [table.name for table in self.tables]
+        return torch.ops.dovetail.embedding_pool(
+            self._stored,
+            values,
+            offsets,
+            weights,
+            [table.dim for table in self.tables],
+            [table.pooling for table in self.tables],
+            [names.index(table) for table in self.features.values()],
+            self.row_dtype,
+        )
 
     def apply_gradients(self) -> None:
         """Apply all gradients since the previous update as one step, in the order of their lookups.
@@ -161,11 +134,11 @@ class EmbeddingCollection(nn.Module):
         Raises:
             RuntimeError: ``update`` is ``"backward"``.
         """
-        torch.ops.dovetail.embedding_apply(self.packed)
+        torch.ops.dovetail.embedding_apply(self.handle)
 
     def set_lr(self, lr: float) -> None:
         """Set the collection's learning rate; a table with its own rate keeps its ratio to it."""
-        torch.ops.dovetail.embedding_set_lr(self.packed, lr)
+        torch.ops.dovetail.embedding_set_lr(self.handle, lr)
         self._lr = lr
 
     def weight(self, table: str) -> Tensor:
@@ -181,26 +154,20 @@ class EmbeddingCollection(nn.Module):
         Raises:
             ValueError: unknown table.
         """
-        return self._rows(self._index(table))
-
-    def _index(self, table: str) -> int:
-        return [t.name for t in self.tables].index(table)
-
-    def _rows(self, index: int) -> Tensor:
-        return torch.ops.dovetail.embedding_weight(self.packed, index)
+        return self._stored[[t.name for t in self.tables].index(table)]
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {}
         for i, table in enumerate(self.tables):
-            tensors[f"{table.name}.weight"] = self._rows(i)
-            for name, state in torch.ops.dovetail.embedding_state(self.packed, i).items():
+            tensors[f"{table.name}.weight"] = self._stored[i]
+            for name, state in torch.ops.dovetail.embedding_state(self.handle, i).items():
                 tensors[f"{table.name}.{name}"] = state
         return tensors
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         for name, tensor in self._tensors().items():
             destination[prefix + name] = tensor
-        destination[prefix + "steps"] = torch.tensor(torch.ops.dovetail.embedding_steps(self.packed))
+        destination[prefix + "steps"] = torch.tensor(torch.ops.dovetail.embedding_steps(self.handle))
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
         tensors = self._tensors()
@@ -208,7 +175,7 @@ class EmbeddingCollection(nn.Module):
             if prefix + name not in state_dict:
                 missing.append(prefix + name)
             elif name == "steps":
-                torch.ops.dovetail.embedding_set_steps(self.packed, int(state_dict[prefix + name]))
+                torch.ops.dovetail.embedding_set_steps(self.handle, int(state_dict[prefix + name]))
             elif state_dict[prefix + name].shape != tensors[name].shape:
                 errors.append(f"{prefix + name} is {tensors[name].shape}, not {state_dict[prefix + name].shape}")
             elif state_dict[prefix + name].dtype != tensors[name].dtype:
@@ -220,24 +187,25 @@ class EmbeddingCollection(nn.Module):
 
     def _snapshot(self) -> dict[str, Tensor]:
         """Copies of all tensors and the number of steps."""
-        if waiting := torch.ops.dovetail.embedding_waiting(self.packed):
+        if waiting := torch.ops.dovetail.embedding_waiting(self.handle):
             raise RuntimeError(
                 f"EmbeddingCollection: {waiting} gradients wait for apply_gradients and would be lost; call it first"
             )
-        steps = torch.tensor(torch.ops.dovetail.embedding_steps(self.packed))
+        steps = torch.tensor(torch.ops.dovetail.embedding_steps(self.handle))
         return {name: tensor.clone() for name, tensor in self._tensors().items()} | {"steps": steps}
 
     def _rebuild(self, snapshot: dict[str, Tensor], device: torch.device) -> None:
         """Make the tables anew on a device."""
-        self.packed = torch.ops.dovetail.embedding_tables(*self._arguments, device)
-        self.device = device
-        torch.ops.dovetail.embedding_set_lr(self.packed, self._lr)
-        torch.ops.dovetail.embedding_set_steps(self.packed, int(snapshot["steps"]))
+        self._make(device)
+        torch.ops.dovetail.embedding_set_lr(self.handle, self._lr)
+        torch.ops.dovetail.embedding_set_steps(self.handle, int(snapshot["steps"]))
         for name, tensor in self._tensors().items():
             tensor.copy_(snapshot[name])
 
     def __getstate__(self) -> dict:
-        return {k: v for k, v in self.__dict__.items() if k != "packed"} | {"snapshot": self._snapshot()}
+        state = super().__getstate__() | {"snapshot": self._snapshot()}
+        del state["_stored"]
+        return state
 
     def __setstate__(self, state: dict) -> None:
         snapshot = state.pop("snapshot")
@@ -256,10 +224,6 @@ class EmbeddingCollection(nn.Module):
         if wanted.device != self.device:
             self._rebuild(self._snapshot(), wanted.device)
         return super()._apply(fn, recurse)
-
-    def share_memory(self):
-        """Raise RuntimeError: rows lie in this process's memory."""
-        raise RuntimeError("EmbeddingCollection: rows cannot be shared between processes; give each one a copy")
 
     def extra_repr(self) -> str:
         return f"tables={len(self.tables)}, features={list(self.features)}"

@@ -1,8 +1,6 @@
-#include "dovetail/embedding/ranks/lookup_function.h"
+#include "dovetail/embedding/ranks/trained_tables.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <utility>
@@ -30,7 +28,7 @@ std::vector<at::Tensor> rows_of(const at::Tensor& rows, const Jagged& batch,
 }  // namespace
 
 TrainedTables::TrainedTables(const PackSpec& spec, UpdateTime time, at::Device device)
-    : spec_(spec), time_(time), anchor_(at::zeros({}).requires_grad_()) {
+    : spec_(spec), time_(time) {
   check_spec(spec_);
   const std::vector<std::vector<int64_t>> alike = tables_by_optimizer(spec_);
   user_check(device.is_cpu() || alike.size() <= 1,
@@ -85,6 +83,10 @@ std::vector<std::pair<std::string, at::Tensor>> TrainedTables::state(int64_t tab
 }
 
 void TrainedTables::set_lr(double lr) {
+  for (const Pack& pack : packs_)
+    user_check(pack.tables.spec().optimizer.kind != OptimizerKind::kFtrl,
+               "embedding: the learning rate of ftrl is constant, since another one would scale "
+               "all weights");
   for (Pack& pack : packs_) pack.tables.set_lr(rate_of(spec_, pack.whole_tables.front(), lr));
 }
 
@@ -92,7 +94,7 @@ void TrainedTables::set_steps(int64_t steps) {
   for (Pack& pack : packs_) pack.tables.set_steps(steps);
 }
 
-at::Tensor TrainedTables::pool(const Jagged& batch) const {
+at::Tensor TrainedTables::pool(const Jagged& batch) {
   if (packs_.size() == 1) return embedding::pool(packs_.front().tables, batch);
   check_jagged(batch, feature_rows_);
   const int64_t rows = unpooled() ? batch.values.numel() : batch.samples,
@@ -116,9 +118,9 @@ at::Tensor TrainedTables::pool(const Jagged& batch) const {
 }
 
 void TrainedTables::update(const std::vector<PooledGradient>& micro_batches) {
-  // `pool` has checked the batches.
-  if (packs_.size() == 1)
-    return embedding::update(packs_.front().tables, micro_batches, Ids::kChecked);
+  // `pool` has checked the batches. A second check on a GPU would wait for it.
+  const Ids ids = packs_.front().tables.device().is_cpu() ? Ids::kUnchecked : Ids::kChecked;
+  if (packs_.size() == 1) return embedding::update(packs_.front().tables, micro_batches, ids);
   for (Pack& pack : packs_) {
     std::vector<PooledGradient> own;
     for (const PooledGradient& part : micro_batches) {
@@ -127,7 +129,7 @@ void TrainedTables::update(const std::vector<PooledGradient>& micro_batches) {
       own.push_back({.batch = embedding::features_of(part.batch, pack.features),
                      .gradient = rows.empty() ? part.gradient : at::cat(rows)});
     }
-    embedding::update(pack.tables, own, Ids::kChecked);
+    embedding::update(pack.tables, own, ids);
   }
 }
 
@@ -144,43 +146,13 @@ void TrainedTables::apply() {
   update(micro_batches);
 }
 
-class LookupFunction : public torch::autograd::Function<LookupFunction> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& anchor,
-                            const c10::intrusive_ptr<TrainedTables>& tables, const Jagged& batch) {
-    context->save_for_backward({batch.values, batch.offsets, batch.weights});
-    context->saved_data["tables"] = at::IValue::make_capsule(tables);
-    context->saved_data["samples"] = batch.samples;
-    context->saved_data["features"] = batch.features;
-    context->saved_data["number"] = tables->lookups_++;
-    return tables->pool(batch);
-  }
+std::pair<at::Tensor, int64_t> TrainedTables::pool_for_training(const Jagged& batch) {
+  return {pool(batch), lookups_++};
+}
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    const auto saved = context->get_saved_variables();
-    PooledGradient part = {.batch = {.values = saved[0],
-                                     .offsets = saved[1],
-                                     .weights = saved[2],
-                                     .features = context->saved_data["features"].toInt(),
-                                     .samples = context->saved_data["samples"].toInt()},
-                           .gradient = gradients[0]};
-    const auto capsule = context->saved_data["tables"].toCapsule();
-    auto& tables = static_cast<TrainedTables&>(*capsule);
-    if (tables.time_ == UpdateTime::kInBackward) {
-      tables.update({part});
-    } else {
-      tables.queue_.emplace_back(context->saved_data["number"].toInt(), std::move(part));
-    }
-    return {at::Tensor(), at::Tensor(), at::Tensor()};
-  }
-};
-
-at::Tensor lookup(const c10::intrusive_ptr<TrainedTables>& tables, const Jagged& batch) {
-  user_check(!batch.weights.defined() || !batch.weights.requires_grad(),
-             "embedding: the weights of ids get no gradient, but they require one; detach them");
-  if (!at::GradMode::is_enabled()) return tables->pool(batch);
-  return LookupFunction::apply(tables->anchor_, tables, batch);
+void TrainedTables::add_gradient(int64_t number, PooledGradient part) {
+  if (time_ == UpdateTime::kInBackward) return update({std::move(part)});
+  queue_.emplace_back(number, std::move(part));
 }
 
 }  // namespace dovetail::embedding
