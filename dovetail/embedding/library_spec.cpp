@@ -15,7 +15,10 @@ OptimizerSpec optimizer_from_json(const nlohmann::json& description) {
           .beta1 = description.at("betas").at(0),
           .beta2 = description.at("betas").at(1),
           .eps = description.at("eps"),
-          .weight_decay = description.at("weight_decay")};
+          .weight_decay = description.at("weight_decay"),
+          .l1 = description.at("l1"),
+          .l2 = description.at("l2"),
+          .beta = description.at("beta")};
 }
 
 }  // namespace
@@ -33,7 +36,8 @@ PackSpec spec_from_json(const nlohmann::json& description) {
                            .pooling = parse_pooling(table.at("pooling").get<std::string>()),
                            .hashed = table.at("dynamic"),
                            .max_bytes = table.at("max_bytes"),
-                           .optimizer = optimizer_from_json(table.at("optimizer"))});
+                           .optimizer = optimizer_from_json(table.at("optimizer")),
+                           .initial_range = table.at("initial_range")});
   return spec;
 }
 

@@ -1,5 +1,7 @@
 """dovetail.embedding against torch.nn.EmbeddingBag with torch.optim."""
 
+import math
+
 import copy
 import io
 import pickle
@@ -99,6 +101,34 @@ def test_without_pooling_is_embedding_with_torch_optim(optimizer, update):
         peer.step()
         torch.testing.assert_close(ours.weight("user"), user.weight.detach(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ours.weight("item"), item.weight.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_ftrl_and_initial_ranges_are_their_definitions():
+    tables = [Table("t", 6, 4, optimizer="ftrl", l1=0.3, initial_range=0.0), Table("u", 6, 4, initial_range=0.5)]
+    ours = EmbeddingCollection(tables, {"a": "t", "b": "u"}, "rowwise_adam", lr=0.1, l1=9.0, l2=0.2, beta=0.5)
+    assert not ours.weight("t").any() and 0.25 < ours.weight("u").abs().max() < 0.5
+    with pytest.raises(ValueError, match="constant"):
+        ours.set_lr(0.5)
+    w, z, n = (torch.zeros(6, 4, dtype=torch.double) for _ in range(3))
+    u, m, v = ours.weight("u").double().clone(), torch.zeros(6, 4, dtype=torch.double), torch.zeros(6, 1)
+    for t in range(1, 6):
+        ids = torch.randperm(6, generator=torch.Generator().manual_seed(t))[:4]
+        upstream = torch.randn(2, 8, generator=torch.Generator().manual_seed(t))
+        ours(torch.cat([ids, ids]), torch.arange(0, 9, 2)).backward(upstream)
+        g = upstream.double().repeat_interleave(2, 0)
+        # FTRL-Proximal, McMahan et al. 2013, Algorithm 1.
+        sigma = ((n[ids] + g[:, :4] ** 2).sqrt() - n[ids].sqrt()) / 0.1
+        z[ids] += g[:, :4] - sigma * w[ids]
+        n[ids] += g[:, :4] ** 2
+        w[ids] = torch.where(
+            z[ids].abs() <= 0.3, 0.0, -(z[ids] - z[ids].sign() * 0.3) / ((0.5 + n[ids].sqrt()) / 0.1 + 0.2)
+        )
+        m[ids] = 0.9 * m[ids] + 0.1 * g[:, 4:]
+        v[ids] = 0.999 * v[ids] + 0.001 * (g[:, 4:] ** 2).mean(1, keepdim=True).to(v.dtype)
+        u[ids] -= 0.1 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m[ids] / (v[ids].double().sqrt() + 1e-8)
+    assert (w == 0).any() and (w != 0).any()
+    torch.testing.assert_close(ours.weight("t").double(), w, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.weight("u").double(), u, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["sum", "none"])

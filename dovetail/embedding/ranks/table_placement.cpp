@@ -339,9 +339,13 @@ void group_packs(const PackSpec& spec, TablePlacement& plan) {
 nlohmann::ordered_json to_json(const OptimizerSpec& optimizer) {
   nlohmann::ordered_json json = {{"kind", name(optimizer.kind)}, {"lr", optimizer.lr}};
   if (optimizer.kind == OptimizerKind::kMomentum) json["momentum"] = optimizer.momentum;
-  if (optimizer.kind == OptimizerKind::kAdam) json["betas"] = {optimizer.beta1, optimizer.beta2};
-  if (optimizer.kind != OptimizerKind::kSgd && optimizer.kind != OptimizerKind::kMomentum)
+  if (optimizer.kind == OptimizerKind::kAdam || optimizer.kind == OptimizerKind::kRowWiseAdam)
+    json["betas"] = {optimizer.beta1, optimizer.beta2};
+  if (optimizer.kind == OptimizerKind::kFtrl) {
+    json.update({{"l1", optimizer.l1}, {"l2", optimizer.l2}, {"beta", optimizer.beta}});
+  } else if (optimizer.kind != OptimizerKind::kSgd && optimizer.kind != OptimizerKind::kMomentum) {
     json["eps"] = optimizer.eps;
+  }
   json["weight_decay"] = optimizer.weight_decay;
   return json;
 }

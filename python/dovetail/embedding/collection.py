@@ -23,11 +23,12 @@ class EmbeddingCollection(Lookups):
     Args:
         tables: the tables. Pooling ``"none"`` is for all tables or none, which then have one ``dim``.
         features: table of each feature, by name; several features may share a table.
-        optimizer: ``"sgd"``, ``"momentum"``, ``"adagrad"``, ``"rowwise_adagrad"`` or ``"adam"``. Its state is float32.
+        optimizer: ``"sgd"``, ``"momentum"``, ``"adagrad"``, ``"rowwise_adagrad"``, ``"adam"``, ``"rowwise_adam"`` (one
+            second moment per row) or ``"ftrl"`` (FTRL-Proximal, McMahan et al. 2013). Its state is float32.
         lr: learning rate.
         momentum: momentum, used by ``"momentum"``.
-        betas: betas, used by ``"adam"``.
-        eps: epsilon, used by ``"adagrad"``, ``"rowwise_adagrad"`` and ``"adam"``.
+        betas: betas, used by ``"adam"`` and ``"rowwise_adam"``.
+        eps: epsilon, used by the Adagrads and the Adams.
         weight_decay: L2 decay of the rows that a batch touches.
         update: ``"backward"``: each backward pass is one optimizer step. ``"apply"``: gradients wait for
             :meth:`apply_gradients`; micro-batches then give the same bits as their whole batch.
@@ -37,6 +38,9 @@ class EmbeddingCollection(Lookups):
         device: device of the tables and their batches. ``"cuda"`` stores ``"fp32"`` or ``"bf16"``.
         ranks: ``"refuse"``: training in a job of several ranks is an error. ``"separate"``: each rank has tables of its
             own, which learn from the rank's samples alone.
+        l1: L1 coefficient, used by ``"ftrl"``: a weight is 0 while its summed gradient is at most this.
+        l2: L2 coefficient, used by ``"ftrl"``.
+        beta: used by ``"ftrl"``: a larger value makes the first steps of a weight smaller.
 
     Raises:
         ValueError: a feature names an unknown table.
@@ -58,6 +62,9 @@ class EmbeddingCollection(Lookups):
         row_dtype: str = "fp32",
         device: torch.device | str = "cpu",
         ranks: str = "refuse",
+        l1: float = 0.0,
+        l2: float = 0.0,
+        beta: float = 1.0,
     ):
         super().__init__()
         if ranks not in ("refuse", "separate"):
@@ -70,7 +77,8 @@ class EmbeddingCollection(Lookups):
                     "ShardedEmbeddingCollection has; it also runs in one process"
                 )
         settings = {"name": optimizer, "lr": lr, "momentum": momentum, "betas": betas, "eps": eps}
-        settings["weight_decay"] = weight_decay
+        self._optimizer = optimizer
+        settings |= {"weight_decay": weight_decay, "l1": l1, "l2": l2, "beta": beta}
         self.ranks, self.row_dtype, self.device, self._lr = ranks, row_dtype, torch.device(device), lr
         self._arguments = describe(self.tables, self.features, settings, seed, row_dtype), update
         self._make(self.device)
@@ -138,6 +146,7 @@ class EmbeddingCollection(Lookups):
 
     def set_lr(self, lr: float) -> None:
         """Set the collection's learning rate; a table with its own rate keeps its ratio to it."""
+        self._check_rate(self._optimizer)
         torch.ops.dovetail.embedding_set_lr(self.handle, lr)
         self._lr = lr
 

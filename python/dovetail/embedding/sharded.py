@@ -33,8 +33,8 @@ class ShardedEmbeddingCollection(Lookups):
     Args:
         tables: the tables. Their pooling is ``"sum"`` or ``"mean"``.
         features: table of each feature, by name; several features may share a table.
-        optimizer: as in :class:`EmbeddingCollection`, like ``lr``, ``momentum``, ``betas``, ``eps`` and
-            ``weight_decay``.
+        optimizer: as in :class:`EmbeddingCollection`, like ``lr``, ``momentum``, ``betas``, ``eps``, ``weight_decay``,
+            ``l1``, ``l2`` and ``beta``.
         seed: seed of the initial rows and of stochastic rounding.
         row_dtype: how rows are stored: ``"fp32"``, ``"bf16"`` or ``"mxfp8"``.
         group: ranks of the tables. None: all ranks of the job, or one without a job.
@@ -74,12 +74,16 @@ class ShardedEmbeddingCollection(Lookups):
         tiers: Tiers | None = None,
         dynamic: Dynamic | None = None,
         timeout_s: float = 60.0,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        beta: float = 1.0,
     ):
         super().__init__()
         self.tables, self.features, self.row_dtype = [Table(*table) for table in tables], dict(features), row_dtype
         self._check_effects(tiers, dynamic, ids_per_sample or {})
         settings = {"name": optimizer, "lr": lr, "momentum": momentum, "betas": betas, "eps": eps}
-        settings["weight_decay"] = weight_decay
+        self._optimizer = optimizer
+        settings |= {"weight_decay": weight_decay, "l1": l1, "l2": l2, "beta": beta}
         options = {
             "sharding": sharding,
             "rank_bytes": rank_bytes,
@@ -125,6 +129,7 @@ class ShardedEmbeddingCollection(Lookups):
 
     def set_lr(self, lr: float) -> None:
         """Set the collection's learning rate; a table with its own rate keeps its ratio to it."""
+        self._check_rate(self._optimizer)
         torch.ops.dovetail.sharded_embedding_set_lr(self.handle, lr)
 
     def plan(self) -> dict[str, Any]:

@@ -26,9 +26,9 @@ class Table(NamedTuple):
     lr: float | None = None
     #: Momentum, used by ``"momentum"``.
     momentum: float | None = None
-    #: Betas, used by ``"adam"``.
+    #: Betas, used by ``"adam"`` and ``"rowwise_adam"``.
     betas: tuple[float, float] | None = None
-    #: Epsilon, used by ``"adagrad"``, ``"rowwise_adagrad"`` and ``"adam"``.
+    #: Epsilon, used by the Adagrads and the Adams.
     eps: float | None = None
     #: L2 decay of the rows that a batch touches.
     weight_decay: float | None = None
@@ -39,6 +39,12 @@ class Table(NamedTuple):
     dynamic: bool = False
     #: Maximum bytes of a dynamic table on all ranks, with its optimizer state and its map of ids; 0: no limit.
     max_bytes: int = 0
+    #: L1 and L2 coefficients, and beta, used by ``"ftrl"``.
+    l1: float | None = None
+    l2: float | None = None
+    beta: float | None = None
+    #: Initial values are uniform in [-initial_range, initial_range); None: 1 / sqrt(rows).
+    initial_range: float | None = None
 
 
 class Dynamic(NamedTuple):
@@ -97,6 +103,12 @@ class Lookups(nn.Module):
         anchor = self.anchor if torch.is_grad_enabled() else None
         return torch.ops.dovetail.embedding_lookup(anchor, self.handle, values, offsets, weights)[0]
 
+    def _check_rate(self, optimizer: str) -> None:
+        """Refuse a new learning rate. The weights of ftrl are sums times the rate: another one would scale them."""
+        names = [table.name for table in self.tables if (table.optimizer or optimizer) == "ftrl"]
+        if names:
+            raise ValueError(f"the learning rate of ftrl is constant, which trains {names}; leave set_lr out")
+
     def __getstate__(self) -> dict:
         return {k: v for k, v in self.__dict__.items() if k not in ("owner", "handle", "anchor")}
 
@@ -127,6 +139,7 @@ def describe(
                 "sharding": table.sharding,
                 "dynamic": table.dynamic,
                 "max_bytes": table.max_bytes,
+                "initial_range": -1.0 if table.initial_range is None else table.initial_range,
             }
         )
     return json.dumps(
