@@ -1,9 +1,8 @@
 """dovetail.embedding against torch.nn.EmbeddingBag with torch.optim."""
 
-import math
-
 import copy
 import io
+import math
 import pickle
 import socket
 
