@@ -33,13 +33,16 @@ arrow::Status check_codes(const arrow::ArrayData& data) {
 }
 
 /// Returns true if Arrow can read a column of bytes as a dictionary and codes. It cannot if a page
-/// is DELTA_BYTE_ARRAY, as some writers choose for page version 2.
+/// has one of two delta encodings, as some writers choose for page version 2.
 bool reads_as_dictionary(const parquet::FileMetaData& metadata, int leaf) {
   if (metadata.schema()->Column(leaf)->physical_type() != parquet::Type::BYTE_ARRAY) return false;
-  for (int group = 0; group < metadata.num_row_groups(); ++group)
-    for (const parquet::Encoding::type encoding :
-         metadata.RowGroup(group)->ColumnChunk(leaf)->encodings())
-      if (encoding == parquet::Encoding::DELTA_BYTE_ARRAY) return false;
+  for (int group = 0; group < metadata.num_row_groups(); ++group) {
+    const auto chunk = metadata.RowGroup(group)->ColumnChunk(leaf);
+    for (const parquet::Encoding::type encoding : chunk->encodings())
+      if (encoding == parquet::Encoding::DELTA_BYTE_ARRAY ||
+          encoding == parquet::Encoding::DELTA_LENGTH_BYTE_ARRAY)
+        return false;
+  }
   return true;
 }
 

@@ -26,8 +26,8 @@ namespace dovetail::data {
 class ArrowFile {
  public:
   /// Form in which `read` returns string columns. kPlain: strings. kDictionary: a dictionary of
-  /// strings and a code per value, as most files store them. Columns with DELTA_BYTE_ARRAY pages
-  /// stay strings.
+  /// strings and a code per value, as most files store them. Columns with pages of DELTA_BYTE_ARRAY
+  /// or DELTA_LENGTH_BYTE_ARRAY stay strings.
   enum class Texts { kPlain, kDictionary };
   ArrowFile(std::string path, Texts texts);
 
