@@ -47,7 +47,7 @@ inline const std::array kCapabilities = {
         true,
         {"embedding.sharding=row"},
         {"embedding.sharding=row"},
-        {"embedding.sharding=row", "embedding.groups=2", "embedding.memory_bytes=10000",
+        {"embedding.sharding=row", "embedding.groups=2", "embedding.memory_bytes=20000",
          "embedding.step_rows=50", "embedding.warmup_steps=5"}},
     Capability{"plan",
                "no bit",

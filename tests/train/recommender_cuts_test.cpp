@@ -121,12 +121,12 @@ TEST(RecommenderCuts, OfAnyCutIsTheSerialReference) {
   };
   for (const Cut& cut :
        {Cut{.ranks = 1, .sharding = "auto", .packing = false, .groups = 2, .micro_batch = 32},
-        Cut{.ranks = 1, .sharding = "auto", .memory_bytes = 20000},
+        Cut{.ranks = 1, .sharding = "auto", .memory_bytes = 30000},
         Cut{.ranks = 1,
             .sharding = "auto",
             .packing = false,
             .micro_batch = 16,
-            .memory_bytes = 20000,
+            .memory_bytes = 30000,
             .policy = "lru"},
         Cut{.ranks = 1,
             .sharding = "auto",
@@ -135,7 +135,7 @@ TEST(RecommenderCuts, OfAnyCutIsTheSerialReference) {
             .memory_bytes = kAuto}})
     expect_same_tensors(one, run(cut));
   for (const Cut& cut : {Cut{.ranks = 2, .sharding = "auto", .micro_batch = 32},
-                         Cut{.ranks = 2, .sharding = "row", .groups = 2, .memory_bytes = 20000},
+                         Cut{.ranks = 2, .sharding = "row", .groups = 2, .memory_bytes = 30000},
                          Cut{.ranks = 2,
                              .sharding = "row",
                              .groups = kAuto,
