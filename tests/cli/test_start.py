@@ -13,6 +13,8 @@ from safetensors.numpy import load_file
 from test_days import CONFIG as DAYS_CONFIG
 from test_days import by_day, lines_of, write_days
 from test_recommender import DYNAMIC_MODELS, MODELS, write_config, write_rows
+from tiny_run import make_workspace
+from tiny_run import train as train_tiny
 
 CONFIG = """
 [run]
@@ -471,3 +473,10 @@ def test_day_by_day_the_first_day_is_measured_too(tmp_path):
     assert [line["day"] for line in measured] == ["11", "12"]
     for key in ("validation_loss", "auc", "validation_samples"):
         assert measured[0][key] == expected[0][key]
+
+
+def test_a_run_of_another_kind_is_refused(folder):
+    gpt = make_workspace(folder / "gpt")
+    assert train_tiny(gpt, "run", train__steps=2).returncode == 0
+    error = start(folder, "of_gpt", CONFIG, STILL, "gpt/run", code=2)
+    assert 'run.start_from = "gpt/run" holds a GPT ([model]), but this run trains a recommender' in error

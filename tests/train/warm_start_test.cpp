@@ -43,7 +43,7 @@ RunConfig new_config(const Clicks& data, const std::string& name) {
   config.run.folder = data.file(name, "").string();
   config.run.start_from = data.file("old", "").string();
   config.rows.sparse[0].num_rows = 100;
-  config.rows.sparse.push_back({.columns = {"user", "item"}, .num_rows = 90});
+  config.rows.sparse.push_back({.columns = {"user", "item"}, .num_rows = 4000});
   return config;
 }
 
@@ -73,7 +73,7 @@ TEST(WarmStart, EveryLayoutLoadsTheSame) {
       {"replicas", 3, [](RunConfig& config) { config.embedding.sharding = "replicated"; }},
       {"disk", 1,
        [](RunConfig& config) {
-         config.embedding.memory_bytes = 30000;
+         config.embedding.memory_bytes = 100'000;
          config.embedding.step_rows = 128;
        }},
       {"delta", 1, [](RunConfig& config) { config.checkpoint.full_every = 2; }}};
