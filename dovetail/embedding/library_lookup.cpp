@@ -15,7 +15,7 @@
 
 /// Implements the operators of torch.ops.dovetail.embedding_* that a graph of torch.compile or
 /// torch.export can hold: lookups, their backward, and the choice of features. Python registers
-/// their shapes (python/dovetail/embedding/operators.py).
+/// their shapes (python/dovetail/embedding/_operators.py).
 namespace dovetail::embedding {
 
 namespace {

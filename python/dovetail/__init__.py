@@ -11,6 +11,7 @@ import importlib
 
 from dovetail import embedding, moe, mx, plan, recommender
 from dovetail._library import load, version
+from dovetail.embedding._operators import register_shapes
 from dovetail.functional import (
     attention,
     gelu,
@@ -24,7 +25,7 @@ from dovetail.functional import (
 )
 
 load()
-embedding.operators.register_shapes()
+register_shapes()
 
 __version__ = version()
 

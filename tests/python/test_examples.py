@@ -13,9 +13,11 @@ FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples/python"
 ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
 
 
-def run(name, folder):
+def run(name, folder, ranks=1):
     """Returns what the example printed. It runs outside the checkout and must leave no file behind."""
     command = [sys.executable, FOLDER / name]
+    if ranks > 1:
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not list(folder.iterdir())
@@ -69,6 +71,16 @@ def test_embeddings_rank_flights_as_torch_does_and_better_than_the_hour(tmp_path
     hour, ours, torch = (numbers(output, name)[0] for name in ["hour alone", "dovetail", "torch"])
     assert ours > hour + 0.015  # 0.007 with rows that learn nothing
     assert ours == pytest.approx(torch, abs=2e-3)
+
+
+def test_a_dlrm_learns_the_same_on_ranks(tmp_path):
+    outputs = [run("dlrm_ranks.py", tmp_path), run("dlrm_ranks.py", tmp_path, ranks=2)]
+    hour = numbers(outputs[0], "hour alone")[0]
+    one, two = (numbers(output, "DLRM")[0] for output in outputs)
+    assert one > hour + 0.015
+    assert two == pytest.approx(one, abs=2e-3)
+    sizes = [float(x) for x in outputs[1].split("MB:")[1].split()]
+    assert len(sizes) == 2 and min(sizes) > 0.4 * sum(sizes)
 
 
 def test_kmeans_finds_what_scikit_learn_finds(tmp_path):

@@ -17,9 +17,8 @@ The update formulas are in ``dovetail/embedding/pack/row_optimizer.h``, the orde
 ``dovetail/embedding/pack/lookup.h``. Wrong shapes, dtypes, ids and names raise RuntimeError.
 """
 
-from dovetail.embedding import operators
-from dovetail.embedding.collection import EmbeddingCollection
-from dovetail.embedding.sharded import ShardedEmbeddingCollection
-from dovetail.embedding.tables import Dynamic, Table, Tiers
+from dovetail.embedding._collection import EmbeddingCollection
+from dovetail.embedding._sharded import ShardedEmbeddingCollection
+from dovetail.embedding._tables import Dynamic, Table, Tiers
 
-__all__ = ["Dynamic", "EmbeddingCollection", "ShardedEmbeddingCollection", "Table", "Tiers", "operators"]
+__all__ = ["Dynamic", "EmbeddingCollection", "ShardedEmbeddingCollection", "Table", "Tiers"]

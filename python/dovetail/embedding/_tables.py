@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dovetail.embedding.jagged import read_batch
+from dovetail.embedding._jagged import read_batch
 
 
 class Table(NamedTuple):

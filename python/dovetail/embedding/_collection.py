@@ -4,8 +4,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from dovetail.embedding.jagged import read_batch
-from dovetail.embedding.tables import Lookups, Table, describe
+from dovetail.embedding._jagged import read_batch
+from dovetail.embedding._tables import Lookups, Table, describe
 
 #: Dtype that a module's conversions see in place of the rows; for "mxfp8" the dtype of its codes.
 _ROW_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "mxfp8": torch.float8_e4m3fn}

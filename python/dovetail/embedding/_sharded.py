@@ -7,7 +7,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from dovetail.embedding.tables import Dynamic, Lookups, Table, Tiers, describe
+from dovetail.embedding._tables import Dynamic, Lookups, Table, Tiers, describe
 
 #: Number of collections that each group has had, by the group's name. All ranks count alike.
 _made: dict[str, int] = {}
