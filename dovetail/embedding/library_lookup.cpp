@@ -13,9 +13,9 @@
 #include "dovetail/embedding/ranks/learning_tables.h"
 #include "dovetail/embedding/ranks/table_placement.h"
 
-/// Implements the operators of torch.ops.dovetail.embedding_* that a graph of torch.compile or
-/// torch.export can hold: lookups, their backward, and the choice of features. Python registers
-/// their shapes (python/dovetail/embedding/_operators.py).
+/// Implements operators of torch.ops.dovetail.embedding_*: lookups, their backward, and the choice
+/// of features. Graphs of torch.compile and torch.export can hold them. Python registers their
+/// shapes (python/dovetail/embedding/_operators.py).
 namespace dovetail::embedding {
 
 namespace {

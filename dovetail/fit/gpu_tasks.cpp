@@ -182,10 +182,16 @@ class MixtureSums {
     counts_[k].add_(r.sum());
     sums_[k].add_(weighted.sum(0));
     switch (structure_) {
-      case Covariance::kFull: squares_[k].addmm_(weighted.t(), y); break;
-      case Covariance::kTied: squares_.addmm_(weighted.t(), y); break;
+      case Covariance::kFull:
+        squares_[k].addmm_(weighted.t(), y);
+        break;
+      case Covariance::kTied:
+        squares_.addmm_(weighted.t(), y);
+        break;
       case Covariance::kDiagonal:
-      case Covariance::kSpherical: squares_[k].add_((weighted * y).sum(0)); break;
+      case Covariance::kSpherical:
+        squares_[k].add_((weighted * y).sum(0));
+        break;
     }
   }
   std::vector<at::Tensor> take() const { return {counts_, sums_, squares_}; }

@@ -108,8 +108,9 @@ at::Tensor pool_by_kernel(const PackedTables& tables, const Jagged& batch) {
   return y;
 }
 
-/// Runs the second half of an update. The first half follows from the definition: the occurrences
-/// of all micro-batches in the order of samples, features and places in the bag, sorted by row.
+/// Runs the second half of an update. The first half follows from its definition. It lists the
+/// occurrences of all micro-batches in the order of samples, features and places in the bag. Then it
+/// sorts them by row.
 void update_by_kernel(PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {
   const Layout layout(tables);
   const int64_t features = layout.pack.num_features;

@@ -72,7 +72,8 @@ TEST(GpuTasks, OfRegressionAreThoseOfTheCpu) {
     compare("linear.products", {mean, near}, with(y));
     compare("linear.residuals", {mean, normal({7}, 6, at::kDouble), near}, with(y));
     for (const int64_t outputs : {1, 4}) {
-      const at::Tensor classes = at::arange(kRows, at::kLong) * 7919 % std::max<int64_t>(2, outputs);
+      const at::Tensor classes =
+          at::arange(kRows, at::kLong) * 7919 % std::max<int64_t>(2, outputs);
       compare("logistic.gradient",
               {normal({outputs, 7}, 7, at::kDouble), normal({outputs}, 8, at::kDouble), mean},
               with(classes));
@@ -88,8 +89,8 @@ TEST(GpuTasks, OfMixturesAreThoseOfTheCpu) {
   const at::Tensor x = normal({kRows, 3}, 3), means = normal({4, 3}, 4, at::kDouble);
   const at::Tensor labels = (at::arange(kRows, at::kLong) * 7919 % 4).to(at::kInt),
                    constants = normal({4}, 5, at::kDouble);
-  for (const Covariance structure : {Covariance::kFull, Covariance::kDiagonal, Covariance::kTied,
-                                     Covariance::kSpherical}) {
+  for (const Covariance structure :
+       {Covariance::kFull, Covariance::kDiagonal, Covariance::kTied, Covariance::kSpherical}) {
     const at::Tensor which = covariance_parameter(structure);
     const at::Tensor roots = structure == Covariance::kFull   ? normal({4, 3, 3}, 6, at::kDouble)
                              : structure == Covariance::kTied ? normal({3, 3}, 6, at::kDouble)

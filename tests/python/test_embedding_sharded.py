@@ -200,7 +200,7 @@ def fail_on_two_ranks(rank):
     errors["read"] = rank == 1 or bool(
         (after["t.weight"] == 1).all() and torch.equal(after["u.weight"], state["u.weight"])
     )
-    # Groups of one rank each: collections beside those of the job.
+    # Groups of one rank each: collections beside the job's.
     groups = [torch.distributed.new_group([r]) for r in range(2)]
     own = ShardedEmbeddingCollection([Table("own", 5 + rank, 4)], {"f": "own"}, group=groups[rank], seed=rank)
     errors["own"] = tuple(own.state_dict()["own.weight"].shape)

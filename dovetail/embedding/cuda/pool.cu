@@ -4,10 +4,10 @@
 #include "dovetail/embedding/cuda/row.cuh"
 #include "dovetail/ops/cuda/queue.cuh"
 
-// Roofline of pool_kernel: ids and offsets are read once, distinct rows once (the L2 cache holds
-// rows that occur again), pooled rows are written once. At 26 tables of 64 columns and 65,536
-// samples of one id: 548 MB, 0.18 ms at 3.0 TB/s. The ids of a bag and its row are dependent loads.
-// So a team has the rows of kBags bags in flight.
+// Roofline of pool_kernel: ids, offsets and distinct rows are read once. The L2 cache holds rows
+// that occur again. Pooled rows are written once. At 26 tables of 64 columns and 65,536 samples of
+// one id: 548 MB, 0.18 ms at 3.0 TB/s. The ids of a bag and its row are dependent loads. So a team
+// has the rows of kBags bags in flight.
 //
 // tests/embedding/kernels_test.cpp compiles this file for a CPU.
 

@@ -5,7 +5,7 @@
 #include "dovetail/embedding/cuda/row.cuh"
 #include "dovetail/ops/cuda/queue.cuh"
 
-// Roofline of update_kernel: each distinct row and its state are read and written once, the
+// Roofline of update_kernel: each distinct row and its state are read and written once. The
 // gradient of each occurrence is read once. At 26 tables of 64 columns, 65,536 samples of one id
 // and row-wise Adagrad: 609 MB, 0.20 ms at 3.0 TB/s. A row's number, its occurrences, their
 // features and gradients are dependent loads. So a lane loads its row before the gradients, and

@@ -105,8 +105,8 @@ class InitialRows {
   TableSlice slice_;
 };
 
-/// Returns the bound of the initial values of a table: TableSpec::initial_range, or 1 / sqrt(rows
-/// of the whole table), as in DLRM's reference code (arXiv 1906.00091).
+/// Returns the bound of the initial values of a table: TableSpec::initial_range. If that is not set,
+/// it is 1 / sqrt(rows of the whole table), as in DLRM's reference code (arXiv 1906.00091).
 float initial_bound(const TableSpec& table);
 
 /// Returns the initial values of a table. Their bound is initial_bound(table).
@@ -127,8 +127,8 @@ struct FeatureLayout {
 struct GpuLayout;
 
 /// Returns the parts of optimizer state with their names, as views of `state` (rows,
-/// state_per_row). kMomentum has "u", the Adagrads have "s", the Adams "m" and "v", kFtrl "z" and
-/// "n". A part is (rows, dim), or (rows) if it is one number a row.
+/// state_per_row). kMomentum has "u", and the Adagrads have "s". The Adams have "m" and "v". kFtrl
+/// has "z" and "n". A part is (rows, dim), or (rows) if it is one number a row.
 std::vector<std::pair<std::string, at::Tensor>> named_state(OptimizerKind kind,
                                                             const at::Tensor& state);
 

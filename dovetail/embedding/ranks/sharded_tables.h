@@ -50,8 +50,8 @@ class ShardedTables : public LearningTables {
   void set_steps(int64_t updates, int64_t steps);
 
   /// Tensors of a table by name. "weight" has the stored rows, and named_state names the state. A
-  /// hashed table also has the members of KeyCounts: "keys", "occurrences" and "last_step", and the
-  /// same of its candidates with the prefix "candidate_".
+  /// hashed table also has the members of KeyCounts: "keys", "occurrences" and "last_step". Its
+  /// candidates have the same members with the prefix "candidate_".
   using Contents = std::map<std::string, at::Tensor>;
   /// Returns tensors without memory, with the names, dtypes and shapes of a table's contents. For a
   /// hashed table, they have 0 rows.

@@ -23,8 +23,9 @@ class EmbeddingCollection(Lookups):
     Args:
         tables: the tables. Pooling ``"none"`` is for all tables or none, which then have one ``dim``.
         features: table of each feature, by name; several features may share a table.
-        optimizer: ``"sgd"``, ``"momentum"``, ``"adagrad"``, ``"rowwise_adagrad"``, ``"adam"``, ``"rowwise_adam"`` (one
-            second moment per row) or ``"ftrl"`` (FTRL-Proximal, McMahan et al. 2013). Its state is float32.
+        optimizer: ``"sgd"``, ``"momentum"``, ``"adagrad"``, ``"rowwise_adagrad"``, ``"adam"``, ``"rowwise_adam"`` or
+            ``"ftrl"`` (FTRL-Proximal, McMahan et al. 2013). Row-wise optimizers have one second moment per row. The
+            state is float32.
         lr: learning rate.
         momentum: momentum, used by ``"momentum"``.
         betas: betas, used by ``"adam"`` and ``"rowwise_adam"``.

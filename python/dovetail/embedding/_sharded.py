@@ -17,8 +17,8 @@ class ShardedEmbeddingCollection(Lookups):
     """Embedding tables whose rows are spread over ranks, and that train themselves in the backward pass.
 
     Each rank looks up its own samples, and every table is trained on the samples of all ranks. The tables are on the
-    CPU. All ranks of the group make the same calls in the same order: the constructor, each lookup, each backward,
-    ``state_dict`` and ``load_state_dict``. The collection has connections of its own (Gloo), beside those of the group.
+    CPU. All ranks of the group make the same calls in the same order. Such calls are the constructor, lookups,
+    backward, ``state_dict`` and ``load_state_dict``. The collection has connections of its own (Gloo).
 
     The dense part of a model may be in DistributedDataParallel, with or without this module inside.
 
@@ -26,9 +26,9 @@ class ShardedEmbeddingCollection(Lookups):
     lookup ends a step that had no backward, without an update. A backward that comes later is an error.
 
     On one rank, results have the bits of :class:`EmbeddingCollection`. On several ranks, lookups in whole, column-wise
-    and replicated tables have these bits too. Row-wise tables add one partial sum per rank, in rank order, so bags
+    and replicated tables have these bits too. Row-wise tables add one partial sum per rank, in rank order. So bags
     with ids on several ranks are rounded differently. From the same gradients, an update has the same bits on any
-    number of ranks that divide the batch in rank order.
+    number of ranks. They divide the batch in rank order.
 
     Args:
         tables: the tables. Their pooling is ``"sum"`` or ``"mean"``.
@@ -38,8 +38,8 @@ class ShardedEmbeddingCollection(Lookups):
         seed: seed of the initial rows and of stochastic rounding.
         row_dtype: how rows are stored: ``"fp32"``, ``"bf16"`` or ``"mxfp8"``.
         group: ranks of the tables. None: all ranks of the job, or one without a job.
-        sharding: ``"auto"``, ``"row"`` (row i on rank i mod n), ``"table"`` (each on one rank), ``"column"`` (a range
-            of columns on each rank) or ``"replicated"``. Tables may have their own.
+        sharding: ``"auto"``, ``"row"``, ``"table"``, ``"column"`` or ``"replicated"``. row: row i on rank i mod n.
+            table: each table on one rank. column: a range of columns on each rank. Tables may have their own.
         rank_bytes: maximum bytes of rows and state on each rank, which ``"auto"`` keeps to; 0: unlimited.
         ids_per_sample: expected ids of a sample by feature, for ``"auto"``; others have 1.
         exchange: format in which ranks exchange pooled rows and their gradients: ``"fp32"``, ``"bf16"`` or ``"mxfp8"``.
