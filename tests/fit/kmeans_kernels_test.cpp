@@ -53,6 +53,10 @@ struct Rows {
 
 void expect_same(const jobs::Partial& ours, const jobs::Partial& expected) {
   EXPECT_EQ(ours.weight, expected.weight);
+  ASSERT_EQ(ours.of_shards.defined(), expected.of_shards.defined());
+  if (expected.of_shards.defined()) {
+    EXPECT_TRUE(at::equal(ours.of_shards, expected.of_shards));
+  }
   ASSERT_EQ(ours.tensors.size(), expected.tensors.size());
   for (size_t i = 0; i < expected.tensors.size(); ++i) {
     ASSERT_EQ(ours.tensors[i].scalar_type(), expected.tensors[i].scalar_type());
@@ -65,12 +69,13 @@ void compare(const at::Tensor& x, const at::Tensor& centres, const at::Tensor& w
   const at::Tensor shift = x.mean(0),
                    points = centres.narrow(0, 0, std::min<int64_t>(5, centres.size(0)));
   const Rows ours(x, weights), theirs(x, weights);
-  const at::Tensor shards = at::scalar_tensor((x.size(0) + 1023) / 1024, at::kLong);
+  const auto included = [](int64_t count) { return at::scalar_tensor(count, at::kLong); };
   const std::vector<std::pair<std::string, jobs::Parameters>> jobs = {
       {"kmeans.norms", {shift}},
-      {"kmeans.include", {points.narrow(0, 0, 1), shards, shift}},
-      {"kmeans.potentials", {points, shift}},
-      {"kmeans.include", {points, shards, shift}},
+      {"kmeans.include", {points.narrow(0, 0, 1), included(1), shift}},
+      {"kmeans.include", {points, included(0), shift}},
+      {"kmeans.include", {points, included(points.size(0) / 2), shift}},
+      {"kmeans.include", {points, included(points.size(0)), shift}},
       {"kmeans.assign", {centres, shift}},
       {"kmeans.distances", {centres}},
       {"kmeans.assign", {centres * 0.75 + 0.25 * centres.mean(0), shift}}};

@@ -94,6 +94,36 @@ TEST(Nodes, BringRowsOnceWhereverTheyAreRead) {
   });
 }
 
+/// Sum and maximum of each shard.
+Partial describe_shards(const Parameters&, const Shards& shards) {
+  const at::Tensor x = rows_of(shards, 0);
+  std::vector<at::Tensor> rows;
+  for (const at::Tensor& shard : x.split(shards.grain))
+    rows.push_back(at::stack({shard.sum(), shard.max()}));
+  return {{}, static_cast<double>(shards.size), at::stack(rows)};
+}
+const TaskRegistration kDescribe("test.describe_shards", at::kCPU, describe_shards, {},
+                                 Takes::kBlock);
+
+TEST(Nodes, KeepResultsOfShardsInTheirOrder) {
+  for (const int64_t rows : {5, 300}) {  // one shard, and 43
+    Numbers numbers(rows);
+    const Partial expected = describe_shards({}, numbers.shards());
+    EXPECT_TRUE(at::equal(run_task("test.describe_shards", {}, numbers.shards()).of_shards,
+                          expected.of_shards));
+    for (const int count : {1, 2, 3})
+      run_nodes(count, [&](int, const std::shared_ptr<comm::Group>& group) {
+        for (const auto& executors : {std::shared_ptr<Runtime>(), pausing(0)}) {
+          Nodes nodes(group, executors);
+          Numbers ours(rows);
+          const Partial all = nodes.run("test.describe_shards", {}, ours.shards());
+          EXPECT_TRUE(at::equal(all.of_shards, expected.of_shards));
+          EXPECT_EQ(all.weight, expected.weight);
+        }
+      });
+  }
+}
+
 Partial fail_in_the_second_half(const Parameters&, const Shards& shard) {
   if (shard.begin >= 210) throw std::runtime_error("out of luck");
   if (shard.begin >= 140) throw UserError("row 140 is bad", "mend the row");

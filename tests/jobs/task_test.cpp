@@ -116,6 +116,44 @@ TEST(TreeSum, CountsAPartialWithoutTensorsAsZero) {
   EXPECT_EQ(all.weight, 2);
 }
 
+TEST(TreeSum, KeepsResultsOfShardsInTheirOrder) {
+  constexpr int64_t kShards = 45;
+  const at::Tensor all = at::arange(3 * kShards, at::kLong).view({kShards, 3});
+  std::vector<Block> blocks;
+  for (const int64_t first : {0, 12, 13}) {
+    const int64_t end = first == 0 ? 12 : first == 12 ? 13 : kShards;
+    for (const Block& block : blocks_of(first, end - first, 8)) blocks.push_back(block);
+  }
+  for (unsigned seed = 0; seed < 5; ++seed) {
+    TreeSum sum;
+    for (const auto& [first, count] : blocks)
+      sum.add(
+          {first, count, {{all.narrow(0, first, count).sum(0)}, 1, all.narrow(0, first, count)}});
+    const Partial total = sum_of(sum.take(0, kShards));
+    EXPECT_TRUE(at::equal(total.of_shards, all));
+    EXPECT_TRUE(at::equal(total.tensors[0], all.sum(0)));
+    std::shuffle(blocks.begin(), blocks.end(), std::mt19937(seed));
+  }
+  TreeSum sum;
+  sum.add({.first = 0, .partial = {{}, 1, all.narrow(0, 0, 1)}});
+  sum.add({.first = 1, .partial = partial_of(1)});
+  EXPECT_THROW(sum_of(sum.take(0, 2)), InternalError) << "one shard has no result";
+}
+
+TEST(Job, HasADigestOfAllBits) {
+  const auto digest = [](Partial partial) {
+    ShardResult result;
+    result.blocks.push_back({.partial = std::move(partial)});
+    return Job::digest(result);
+  };
+  const at::Tensor row = at::arange(3, at::kDouble).unsqueeze(0);
+  const uint64_t expected = digest({{row}, 1, row});
+  EXPECT_EQ(digest({{row.clone()}, 1, row.clone()}), expected);
+  EXPECT_NE(digest({{row}, 1, row + 1e-15}), expected);
+  EXPECT_NE(digest({{row + 1e-15}, 1, row}), expected);
+  EXPECT_NE(digest({{row}, 2, row}), expected);
+}
+
 TEST(ResidentData, IsCutIntoShardsThatCoverEachRowOnce) {
   const at::Tensor x = at::arange(10, at::kDouble);
   const ResidentData data({x});

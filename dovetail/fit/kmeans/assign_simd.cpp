@@ -90,21 +90,19 @@ HWY_INLINE void add_run(const float* x, int64_t dim, const int32_t* order, int64
       std::make_integer_sequence<int, kSumVectors>());
 }
 
-/// Returns the rows of a block of about `floats` floats. A block is read from memory for the labels,
-/// and from a cache for the sums.
+/// Returns the rows of a block of about `floats` floats. A block is read from memory for the
+/// labels, and from a cache for the sums.
 int64_t block_rows(int64_t dim, int64_t floats) {
   return std::clamp(floats / dim / kTileColumns * kTileColumns, kTileColumns, kMostBlockRows);
 }
 constexpr int64_t kAssignFloats = 8192;
 
 /// Calls body(begin, count, sums) for blocks of at most `block` rows that lie within one piece.
-/// next_sums() returns the sums of the next piece.
-template <class NextSums, class Body>
-HWY_INLINE void for_blocks(int64_t rows, int64_t grain, int64_t block, const NextSums& next_sums,
-                           const Body& body) {
-  for (int64_t first = 0; first < rows; first += grain) {
-    const int64_t end = std::min(first + grain, rows);
-    double* sums = next_sums();
+template <class Problem, class Body>
+HWY_INLINE void for_blocks(const Problem& p, int64_t block, const Body& body) {
+  for (int64_t first = 0; first < p.rows; first += p.grain) {
+    const int64_t end = std::min(first + p.grain, p.rows);
+    double* sums = p.next_sums();
     for (int64_t begin = first; begin < end; begin += block)
       body(begin, std::min(block, end - begin), sums);
   }
@@ -116,7 +114,7 @@ int64_t assign_to_many(const AssignProblem& p) {
   const int64_t block = block_rows(p.dim, kAssignFloats);
   NearestRows nearest;
   int64_t changed = 0;
-  for_blocks(p.rows, p.grain, block, p.next_sums, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
+  for_blocks(p, block, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
     const int64_t end = begin + count;
     for (int64_t i = begin; i < end; i += kTileColumns)
       changed += label_of_many(p, centres, i, std::min(kTileColumns, end - i), rows.get(), nearest);
@@ -139,7 +137,7 @@ int64_t assign_to_few(const AssignProblem& p) {
       label_kernel_of(p.num_centres, std::make_integer_sequence<int, kFewCentres>());
   RowsByLabel by_label;
   int64_t changed = 0;
-  for_blocks(p.rows, p.grain, block, p.next_sums, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
+  for_blocks(p, block, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
     const float* x = p.x + begin * p.dim;
     std::fill_n(by_label.count, p.num_centres, 0);
     ReadAhead ahead{x + block * p.dim, x + 2 * block * p.dim};
@@ -218,7 +216,8 @@ class Screen {
                 .rows = p.rows,
                 .dim = p.dim,
                 .num_centres = p.count},
-        centres_(assign_, /*as_rows=*/false),
+        in_strip_(ceil_of(p.count, ceil_of(p.count, kTileRows))),
+        centres_(assign_, /*as_rows=*/false, in_strip_),
         rows_(hwy::AllocateAligned<float>(static_cast<size_t>((p.dim + 2) * kTileColumns))) {}
 
   /// Row `id % kMostBlockRows` of a block, and point `id / kMostBlockRows`.
@@ -230,15 +229,19 @@ class Screen {
   /// kMostBlockRows * (number of points) + kLanes ids. Returns their number.
   HWY_INLINE int64_t list_close(int64_t begin, int64_t count, int32_t* ids) {
     const ClosestProblem& p = problem_;
+    // Meanwhile prefetches the rows of the next block, a tile with each tile.
+    const float *next = p.x + (begin + count) * p.dim, *end = p.x + p.rows * p.dim;
     HWY_ALIGN float limit[kTileColumns];
     int32_t* to = ids;
     for (int64_t i = 0; i < count; i += kTileColumns) {
       const int64_t rows = std::min(kTileColumns, count - i);
+      const float* next_end = std::min(end, next + kTileColumns * p.dim);
+      for (; next < next_end; next += kLineFloats) prefetch_to_second_level(next);
       set_limits(p, begin + i, rows, limit);
       place_tile(assign_, centres_, begin + i, rows, rows_.get());
       const float* strip = centres_.packed.get();
-      for (int64_t c = 0; c < p.count; c += kTileRows, strip += centres_.strip_floats) {
-        const auto list_strip = kernel_of(std::min<int64_t>(kTileRows, p.count - c),
+      for (int64_t c = 0; c < p.count; c += in_strip_, strip += centres_.strip_floats) {
+        const auto list_strip = kernel_of(std::min(in_strip_, p.count - c),
                                           std::make_integer_sequence<int, kTileRows>());
         to = list_strip(p.dim + 2, strip, rows_.get(), limit, rows,
                         static_cast<int32_t>(c * kMostBlockRows + i), to);
@@ -257,20 +260,21 @@ class Screen {
   static HWY_NOINLINE int32_t* list_strip(int64_t terms, const float* strip, const float* rows,
                                           const float* limit, int64_t count, int32_t first,
                                           int32_t* to) {
-    const Tile<kPoints> tile = multiply<kPoints, 1>(terms, strip, kTileRows, rows, kTileColumns);
+    HWY_ALIGN float scores[kPoints * kTileColumns];
+    store_full<kPoints, TileInit::kZero>(
+        multiply<kPoints, 1>(terms, strip, kTileRows, rows, kTileColumns), scores, kTileColumns,
+        nullptr);
     const FloatTag d;
     const hn::RebindToSigned<FloatTag> di;
-#pragma GCC unroll 2
     for (int j = 0; j < kTileVectors; ++j) {
       const FloatVector bound = load(limit + j * kLanes);
       const auto there =
           hn::FirstN(d, static_cast<size_t>(std::max<int64_t>(0, count - j * kLanes)));
       auto id = hn::Iota(di, first + static_cast<int32_t>(j * kLanes));
-#pragma GCC unroll 16
       for (int c = 0; c < kPoints; ++c) {
         // A score that is at least the limit proves that the point is no closer. Numbers that
         // overflow prove nothing.
-        const FloatVector score = tile.v[c][j];
+        const FloatVector score = load(scores + c * kTileColumns + j * kLanes);
         const auto far = hn::And(hn::Ge(score, bound), hn::Lt(hn::Max(score, bound), splat(kFar)));
         const auto close = hn::RebindMask(di, hn::AndNot(far, there));
         store_compressed(id, close, to);
@@ -286,8 +290,11 @@ class Screen {
     return kAll[points - 1];
   }
 
+  static int64_t ceil_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
   const ClosestProblem& problem_;
   const AssignProblem assign_;
+  const int64_t in_strip_;  ///< all strips have about as many points
   const Centres centres_;
   hwy::AlignedFreeUniquePtr<float[]> rows_;
 };
@@ -319,19 +326,14 @@ void IncludePoints(const ClosestProblem& p) {
   std::vector<double> squares(most);
   // min(closest, |x - candidate|^2) of the block's rows, [row][width].
   const auto table = hwy::AllocateAligned<double>(static_cast<size_t>(block * width));
-  double* next = p.sums;
-  const auto next_sums = [&] { return std::exchange(next, next + p.sums_stride); };
-  for_blocks(p.rows, p.grain, block, next_sums, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
+  for_blocks(p, block, [&](int64_t begin, int64_t count, double* sums) HWY_ATTR {
     double* closest = p.closest + begin;
     const int64_t num_close = screen.list_close(begin, count, ids.data());
-    for (int64_t k = 0; k < num_close; ++k)
-      squares[k] = squared_distance(p.x + (begin + Screen::row_of(ids[k])) * p.dim,
-                                    p.points + Screen::point_of(ids[k]) * p.dim, p.dim);
-    if (p.included > 0)
-      for (int64_t k = 0; k < num_close; ++k) {
-        double& to = closest[Screen::row_of(ids[k])];
-        if (Screen::point_of(ids[k]) < p.included) to = std::min(to, squares[k]);
-      }
+    for (int64_t k = 0; k < num_close; ++k) {
+      const int64_t row = Screen::row_of(ids[k]), point = Screen::point_of(ids[k]);
+      squares[k] = squared_distance(p.x + (begin + row) * p.dim, p.points + point * p.dim, p.dim);
+      if (point < p.included) closest[row] = std::min(closest[row], squares[k]);
+    }
     for (int64_t i = 0; i < count; ++i)
       for (int64_t v = 0; v < width; v += kDoubles)
         hn::StoreU(hn::Set(DoubleTag(), closest[i]), DoubleTag(), table.get() + i * width + v);
@@ -379,9 +381,7 @@ double squared_distances(const float* x, const double* centres, const int32_t* l
   return HWY_DYNAMIC_DISPATCH(SquaredDistances)(x, centres, label, rows, dim, squares, weight);
 }
 
-void include_points(const ClosestProblem& problem) {
-  HWY_DYNAMIC_DISPATCH(IncludePoints)(problem);
-}
+void include_points(const ClosestProblem& problem) { HWY_DYNAMIC_DISPATCH(IncludePoints)(problem); }
 
 }  // namespace dovetail::fit
 #endif

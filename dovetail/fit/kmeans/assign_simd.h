@@ -71,15 +71,16 @@ struct ClosestProblem {
   int64_t grain;     ///< rows are summed in pieces of this size; the last may be shorter
   double* closest;   ///< (rows): squared distance to the closest chosen point; may be infinite
   const double* weight = nullptr;  ///< (rows); null: 1, with the same bits as weights of 1
-  double* sums;         ///< (pieces, sums_stride), zeros
-  int64_t sums_stride;  ///< a multiple of kSumsPadding, at least max(1, count - included)
+  /// Called at the beginning of each piece. Returns an array of zeros for its sums. The size is a
+  /// multiple of kSumsPadding, at least max(1, count - included).
+  std::function<double*()> next_sums;
 };
 
 /// First replaces closest[i] by min(closest[i], |x_i - point_j|^2 for all included points j), for
-/// each row. Then adds up w_i min(closest[i], |x_i - point_j|^2) for each candidate j, over the
-/// rows i of each piece, in their order. These sums are a row of `sums` for each piece. k-means++
-/// compares candidates by them. Without candidates, the first element is the sum of w_i closest[i].
-/// Further elements become undefined.
+/// each row. Then sets the sums of each piece, one for each candidate j: the sum of w_i
+/// min(closest[i], |x_i - point_j|^2) over its rows i, in their order. k-means++ compares
+/// candidates by these sums. Without candidates, the only sum is of w_i closest[i]. Further
+/// elements of the sums become undefined.
 ///
 /// Takes one pass over the rows. Distances that matter are in float64, so results have the same
 /// bits on AVX2 and AVX-512.

@@ -192,8 +192,7 @@ void KMeansData::forget_closest() {
 jobs::Partial KMeansData::include(const at::Tensor& points, const at::Tensor& candidates) {
   const at::Tensor all = checked_centres(at::cat({pending_, points, candidates}), columns());
   const int64_t included = all.size(0) - candidates.size(0);
-  jobs::Partial sums =
-      run("kmeans.include", {all, at::scalar_tensor(included, at::kLong), shift_});
+  jobs::Partial sums = run("kmeans.include", {all, at::scalar_tensor(included, at::kLong), shift_});
   pending_ = pending_.slice(0, 0, 0);
   return sums;
 }

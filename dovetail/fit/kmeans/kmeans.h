@@ -33,9 +33,10 @@ constexpr int64_t kKMeansBatchGrain = 1024;
 /// probabilities. A row of weight 0 only gets a label. Weights of 1 give the bits of no weights.
 ///
 /// Most members run a task (jobs/task.h) on shards of the rows. The tasks are `kmeans.norms`,
-/// `kmeans.assign`, `kmeans.distances`, `kmeans.include` and `kmeans.draw`. Task `kmeans.batch` runs on shards of a list of row numbers. Tasks run on the `workers`
-/// (jobs/workers.h) passed to the constructor. Without workers, they run on the threads of this
-/// process. If the workers are several nodes (processes), every node must call every member.
+/// `kmeans.assign`, `kmeans.distances`, `kmeans.include` and `kmeans.draw`. Task `kmeans.batch`
+/// runs on shards of a list of row numbers. Tasks run on the `workers` (jobs/workers.h) passed to
+/// the constructor. Without workers, they run on the threads of this process. If the workers are
+/// several nodes (processes), every node must call every member.
 class KMeansData {
  public:
   /// Indices of the tensors of the rows:

@@ -39,18 +39,25 @@ constexpr int kWays = static_cast<int>(8 / kDoubles);
 template <class T>
 HWY_INLINE double squared_distance(const float* x, const T* point, int64_t dim) {
   DoubleVector sums[kWays];
+  const auto add = [&](int v, DoubleVector row, DoubleVector at) HWY_ATTR {
+    const DoubleVector difference = hn::Sub(row, at);
+    sums[v] = hn::MulAdd(difference, difference, sums[v]);
+  };
+#pragma GCC unroll 8
   for (int v = 0; v < kWays; ++v) sums[v] = hn::Zero(DoubleTag());
   int64_t p = 0;
   for (; p + 8 <= dim; p += 8)
-    for (int v = 0; v < kWays; ++v) {
-      const int64_t at = p + v * kDoubles;
-      const DoubleVector difference = hn::Sub(widen(x + at), widen(point + at));
-      sums[v] = hn::MulAdd(difference, difference, sums[v]);
-    }
-  for (int v = 0; p < dim; ++v, p += kDoubles) {
-    const auto left = static_cast<size_t>(dim - p);
-    const DoubleVector difference = hn::Sub(widen(x + p, left), widen(point + p, left));
-    sums[v] = hn::MulAdd(difference, difference, sums[v]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kWays; ++v)
+      add(v, widen(x + p + v * kDoubles), widen(point + p + v * kDoubles));
+  // Constant indices keep the sums in registers.
+#pragma GCC unroll 8
+  for (int v = 0; v < kWays; ++v, p += kDoubles) {
+    const int64_t left = dim - p;
+    if (left >= kDoubles)
+      add(v, widen(x + p), widen(point + p));
+    else if (left > 0)
+      add(v, widen(x + p, static_cast<size_t>(left)), widen(point + p, static_cast<size_t>(left)));
   }
   double s[8];
   for (int v = 0; v < kWays; ++v) hn::StoreU(sums[v], DoubleTag(), s + v * kDoubles);
@@ -73,18 +80,17 @@ HWY_INLINE double squared_distance(const float* x, const T* point, int64_t dim) 
 /// Centres in the layout that the loops below and in nearest_inl.h read. A score is linear in y,
 /// |y| and 1; its factors are stored.
 ///
-/// If `as_rows` is false (many centres), `packed` holds strips of kTileRows centres:
-/// [strip][D + 2][kTileRows], the last strip with fewer centres. The D + 2 terms are the factors -2
-/// d of y, then the factors of |y| and of 1. If `as_rows` is true (few centres), `packed` holds -2
-/// d as rows: [K][row_floats].
+/// If `as_rows` is false (many centres), `packed` holds strips of `in_strip` centres, at most
+/// kTileRows: [strip][D + 2][kTileRows]. The last strip may have fewer centres. The D + 2 terms are
+/// the factors -2 d of y, then the factors of |y| and of 1. If `as_rows` is true (few centres),
+/// `packed` holds -2 d as rows: [K][row_floats].
 class Centres {
  public:
-  Centres(const AssignProblem& p, bool as_rows)
+  Centres(const AssignProblem& p, bool as_rows, int64_t in_strip = kTileRows)
       : row_floats(ceil_to_lanes(p.dim)), length_(static_cast<size_t>(p.num_centres)) {
     const int64_t k = p.num_centres, dim = p.dim;
     strip_floats = (dim + 2) * kTileRows;
-    const int64_t floats =
-        as_rows ? k * row_floats : (k + kTileRows - 1) / kTileRows * strip_floats;
+    const int64_t floats = as_rows ? k * row_floats : (k + in_strip - 1) / in_strip * strip_floats;
     packed = hwy::AllocateAligned<float>(static_cast<size_t>(floats));
     std::fill_n(packed.get(), floats, 0.0f);
     shift = hwy::AllocateAligned<float>(static_cast<size_t>(row_floats));
@@ -95,7 +101,7 @@ class Centres {
         roundings < 0.5 ? roundings / (1 - roundings) : std::numeric_limits<double>::infinity();
     twice_g_ = static_cast<float>(2 * g * (1 + 4 * kUnit));
     for (int64_t c = 0; c < k; ++c) {
-      float* to = as_rows ? row(c) : packed.get() + c / kTileRows * strip_floats + c % kTileRows;
+      float* to = as_rows ? row(c) : packed.get() + c / in_strip * strip_floats + c % in_strip;
       const int64_t step = as_rows ? 1 : kTileRows;
       double square = 0;
       for (int64_t j = 0; j < dim; ++j) {

@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "dovetail/fit/kmeans/assign_simd.h"
 #include "dovetail/fit/kmeans/kmeans.h"
@@ -133,13 +134,14 @@ jobs::Partial batch_task(const jobs::Parameters& parameters, const jobs::Shards&
   return partial;
 }
 
-/// Runs include_points on the rows of shards, for any number of points of which the first
-/// `included` are included. Returns the sums of each shard, (shards, width).
+/// Runs include_points on the rows of shards. The first `included` points are included, the others
+/// are candidates. Returns the sums of each shard, (shards, max(1, candidates)).
 at::Tensor include(const Rows& rows, const at::Tensor& points, int64_t included,
                    const at::Tensor& shift, const jobs::Shards& shards) {
   const int64_t width = std::max<int64_t>(1, points.size(0) - included);
   const int64_t stride = (width + kSumsPadding - 1) / kSumsPadding * kSumsPadding;
   const at::Tensor sums = at::zeros({shards.count(), stride}, at::kDouble);
+  auto* next = sums.mutable_data_ptr<double>();
   include_points({.x = rows.x().const_data_ptr<float>(),
                   .norm = rows.norms(),
                   .shift = shift.const_data_ptr<float>(),
@@ -151,8 +153,7 @@ at::Tensor include(const Rows& rows, const at::Tensor& points, int64_t included,
                   .grain = shards.grain,
                   .closest = rows.squares(),
                   .weight = rows.weights(),
-                  .sums = sums.mutable_data_ptr<double>(),
-                  .sums_stride = stride});
+                  .next_sums = [&] { return std::exchange(next, next + stride); }});
   return sums.narrow(1, 0, width);
 }
 
@@ -174,13 +175,14 @@ jobs::Partial include_task(const jobs::Parameters& parameters, const jobs::Shard
 
 /// Parameters: shards (T) int64, uniform numbers (T) in [0, 1] float64, points (M, D) float64 that
 /// squares do not include yet, shift (D) float32. Partial, (T) int64: the row for each draw from
-/// one of these shards, and 0 for other draws. Rows are drawn by draw_by_mass of the squares to the
-/// closest point, times the weights. Changes no squares. Runs on any device.
+/// one of these shards, and 0 for other draws. Nothing, if there is no such draw. Rows are drawn by
+/// draw_by_mass of the squares to the closest point, times the weights. Changes no squares. Runs on
+/// any device.
 jobs::Partial draw_task(const jobs::Parameters& parameters, const jobs::Shards& shards) {
   // Sums have a fixed order on the CPU only.
   const at::Tensor from = parameters[0].cpu(), uniform = parameters[1].cpu(),
                    points = parameters[2].cpu(), shift = parameters[3].cpu();
-  const at::Tensor drawn = at::zeros_like(from);
+  jobs::Partial partial{.weight = static_cast<double>(shards.size)};
   for (int64_t t = 0; t < from.numel(); ++t) {
     const int64_t shard = from.const_data_ptr<int64_t>()[t] - shards.begin / shards.grain;
     if (shard < 0 || shard >= shards.count()) continue;
@@ -193,9 +195,10 @@ jobs::Partial draw_task(const jobs::Parameters& parameters, const jobs::Shards& 
       include(rows, points, points.size(0), shift, one);
     }
     if (rows.weighted()) mass = mass * rows.tensors[KMeansData::kWeights];
-    drawn[t] = draw_by_mass(mass, uniform.narrow(0, t, 1))[0] + one.begin;
+    if (partial.tensors.empty()) partial.tensors = {at::zeros_like(from)};
+    partial.tensors[0][t] = draw_by_mass(mass, uniform.narrow(0, t, 1))[0] + one.begin;
   }
-  return {{drawn.to(parameters[0].device())}, static_cast<double>(shards.size)};
+  return partial;
 }
 
 constexpr auto kBlock = jobs::Takes::kBlock;

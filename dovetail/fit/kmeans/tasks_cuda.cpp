@@ -59,10 +59,11 @@ int64_t most_shards(int64_t width) {
 
 /// Adds sums of shards along the tree, for blocks of at most `most` shards. The function `compute`
 /// gets (first, count, sums). It sets `sums` (count, width) to the sums of `count` shards from
-/// `first` on. The partials of the result hold one tensor (width) float64.
+/// `first` on. Copies them to `of_shards` (shards, width), if defined. The partials of the result
+/// hold one tensor (width) float64.
 template <class Compute>
 Blocks add_on_gpu(const jobs::Shards& shards, int64_t place, int64_t width, int64_t most,
-                  const Compute& compute) {
+                  const Compute& compute, const at::Tensor& of_shards = {}) {
   std::vector<at::Tensor> rows;
   Blocks blocks;
   for (int64_t first = 0, next = 0; first < shards.count(); first = next) {
@@ -72,6 +73,7 @@ Blocks add_on_gpu(const jobs::Shards& shards, int64_t place, int64_t width, int6
         at::empty({count, width}, at::TensorOptions(shards.location).dtype(at::kDouble));
     auto* data = sums.mutable_data_ptr<double>();
     compute(first, count, data);
+    if (of_shards.defined()) of_shards.narrow(0, first, count).copy_(sums);
     cuda_kernels().add_tree(data, place + first, count, width);
     for (const jobs::Block& block : jobs::blocks_of(place + first, count, most)) {
       rows.push_back(sums[block.first - place - first]);
@@ -232,35 +234,33 @@ Blocks batch_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shar
   return blocks;
 }
 
-Blocks potentials_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
-                         int64_t place) {
-  const GpuRows rows(shards);
-  CudaSquares problem = problem_of(CudaSquares::Use::kPotentials, rows, parameters[0]);
-  problem.squares = rows.squares();
-  const int64_t width = parameters[0].size(0), most = most_shards(width);
-  return weighed(add_on_gpu(shards, place, width, most,
-                            [&](int64_t first, int64_t count, double* sums) {
-                              squares(problem, first, count, sums);
-                            }),
-                 rows, shards, place, most);
-}
-
 Blocks include_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
                       int64_t place) {
   const GpuRows rows(shards);
-  CudaSquares problem = problem_of(CudaSquares::Use::kInclude, rows, parameters[0]);
-  problem.squares = rows.squares();
-  const at::Tensor of_shard = rows.empty({shards.count()}, at::kDouble);
-  squares(problem, 0, shards.count(), of_shard.mutable_data_ptr<double>());
-  // The partial has an element for each shard of the job. Sums of other shards are zeros.
-  const int64_t all = parameters[1].item<int64_t>();
-  const at::Tensor sums = at::zeros({all}, at::kDouble);
-  sums.narrow(0, shards.begin / shards.grain, shards.count()).copy_(read(of_shard));
-  Blocks blocks;
-  for (const auto& [first, count] : jobs::blocks_of(place, shards.count(), most_shards(1)))
-    blocks.push_back({.first = first, .count = count});
-  blocks[0].partial.tensors = {sums};
-  return weighed(std::move(blocks), rows, shards, place, most_shards(1));
+  const auto included = parameters[1].item<int64_t>();
+  const int64_t num_candidates = parameters[0].size(0) - included;
+  const bool choosing = num_candidates > 0;
+  CudaSquares lower =
+      problem_of(CudaSquares::Use::kInclude, rows, parameters[0].narrow(0, 0, included));
+  CudaSquares choose = problem_of(CudaSquares::Use::kPotentials, rows,
+                                  parameters[0].narrow(0, included, num_candidates));
+  lower.squares = choose.squares = rows.squares();
+  if (choosing && included > 0) {
+    const at::Tensor unused = rows.empty({shards.count()}, at::kDouble);
+    squares(lower, 0, shards.count(), unused.mutable_data_ptr<double>());
+  }
+  const int64_t width = std::max<int64_t>(1, num_candidates), most = most_shards(width);
+  const at::Tensor sums_of_shards = rows.empty({shards.count(), width}, at::kDouble);
+  Blocks blocks = add_on_gpu(
+      shards, place, width, most,
+      [&](int64_t first, int64_t count, double* sums) {
+        squares(choosing ? choose : lower, first, count, sums);
+      },
+      sums_of_shards);
+  const at::Tensor of_shards = read(sums_of_shards);
+  for (jobs::BlockSum& block : blocks)
+    block.partial.of_shards = of_shards.narrow(0, block.first - place, block.count);
+  return weighed(std::move(blocks), rows, shards, place, most);
 }
 
 const jobs::BlockTaskRegistration kNormsOnGpu("kmeans.norms", at::kCUDA, norms_on_gpu,
@@ -270,8 +270,6 @@ const jobs::BlockTaskRegistration kAssignOnGpu("kmeans.assign", at::kCUDA, assig
 const jobs::BlockTaskRegistration kBatchOnGpu("kmeans.batch", at::kCUDA, batch_on_gpu);
 const jobs::BlockTaskRegistration kDistancesOnGpu("kmeans.distances", at::kCUDA, distances_on_gpu,
                                                   {KMeansData::kSquares});
-const jobs::BlockTaskRegistration kPotentialsOnGpu("kmeans.potentials", at::kCUDA,
-                                                   potentials_on_gpu);
 const jobs::BlockTaskRegistration kIncludeOnGpu("kmeans.include", at::kCUDA, include_on_gpu,
                                                 {KMeansData::kSquares});
 
