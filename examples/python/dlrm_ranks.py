@@ -14,6 +14,7 @@ import importlib.util
 import os
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pandas as pd
 import torch
@@ -74,7 +75,7 @@ def read(samples: Tensor | slice) -> tuple[Tensor, Batch, Tensor]:
 
 
 def perceptron(*widths: int) -> nn.Sequential:
-    layers = [layer for pair in zip(widths, widths[1:], strict=False) for layer in (nn.Linear(*pair), nn.ReLU())]
+    layers = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 

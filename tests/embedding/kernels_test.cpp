@@ -109,8 +109,8 @@ at::Tensor pool_by_kernel(const PackedTables& tables, const Jagged& batch) {
 }
 
 /// Runs the second half of an update. The first half follows from its definition. It lists the
-/// occurrences of all micro-batches in the order of samples, features and places in the bag. Then it
-/// sorts them by row.
+/// occurrences of all micro-batches in the order of samples, features and places in the bag. Then
+/// it sorts them by row.
 void update_by_kernel(PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {
   const Layout layout(tables);
   const int64_t features = layout.pack.num_features;

@@ -52,7 +52,7 @@ def layouts():
             yield optimizer, sharding, row_dtype
 
 
-@pytest.mark.parametrize("optimizer,sharding,row_dtype", layouts())
+@pytest.mark.parametrize("optimizer,sharding,row_dtype", list(layouts()))
 def test_one_rank_has_the_bits_of_a_collection(optimizer, sharding, row_dtype):
     options = {"optimizer": optimizer, "lr": 0.1, "row_dtype": row_dtype}
     plain = EmbeddingCollection(TABLES, FEATURES, **options)
@@ -69,7 +69,8 @@ def test_one_rank_has_the_bits_of_a_collection(optimizer, sharding, row_dtype):
         assert torch.equal(*(collection(*part(bags, weights, slice(None))) for collection in (plain, ours)))
     assert_same(plain.state_dict(), ours.state_dict())
     # State goes from one kind to the other.
-    again = ShardedEmbeddingCollection(TABLES, FEATURES, sharding=sharding, seed=5, **options)
+    seed = 5 if row_dtype == "fp32" else 0  # stochastic rounding follows the seed
+    again = ShardedEmbeddingCollection(TABLES, FEATURES, sharding=sharding, seed=seed, **options)
     again.load_state_dict(plain.state_dict())
     plain.load_state_dict(ours.state_dict())
     again.set_lr(0.03)
@@ -89,6 +90,7 @@ def train_on_two_ranks(rank):
             ids = part(bags, weights, own)
             if rank == 1 and step == 2:  # the rank without samples gives no weights
                 ids = ids[:2]
+            tables(*ids)  # a step that has no backward
             y = tables(*ids)
             y.backward(gradient[own])
             pooled.append(y.detach())

@@ -261,7 +261,7 @@ def test_a_keyed_jagged_tensor_compiles(keys):
 
 def test_mistakes_of_a_batch_are_named():
     tables = make()
-    given, (values, offsets, weights) = jagged(["user", "friend"], 1)
+    given, (values, offsets, _) = jagged(["user", "friend"], 1)
     with pytest.raises(ValueError, match=r"has the keys \['user', 'friend'\], but not \['clicked'\]"):
         tables(given)
     with pytest.raises(TypeError, match="needs offsets"):

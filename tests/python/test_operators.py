@@ -22,11 +22,10 @@ def operators() -> dict[str, torch._C.FunctionSchema]:
 
 #: Objects that another operator makes; names of arguments are lost where they occur.
 OBJECTS = {
-    "EmbeddingTables": lambda: (
-        dovetail.embedding.EmbeddingCollection([dovetail.embedding.Table("t", 32, 4)], {"f": "t"}).packed
-    ),
     "KMeansData": lambda: torch.ops.dovetail.kmeans_data(torch.randn(64, 32)),
 }
+#: Tables that operators take by their handle.
+TABLES = dovetail.embedding.EmbeddingCollection([dovetail.embedding.Table("t", 32, 4)], {"f": "t"})
 STRINGS = {
     "kmeans_fit": "reseed",
     "algorithm": "auto",
@@ -35,7 +34,7 @@ STRINGS = {
     "non_finite": "poison",
     "recipe": "mxfp8",
     "activation": "gelu",
-    "update": "backward",
+    "row_dtype": "fp32",
 }
 
 
@@ -58,6 +57,10 @@ def arguments(schema, make) -> list:
             values.append(STRINGS.get(a.name, STRINGS.get(schema.name.removeprefix("dovetail::"), "gelu")))
         elif kind == "float":
             values.append(1e-5)
+        elif a.name == "tables":
+            values.append(TABLES.handle)
+        elif kind == "List[str]":
+            values.append(["sum"])
         elif kind == "bool":
             values.append(False)
         elif kind == "List[int]":

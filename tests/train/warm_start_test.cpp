@@ -84,8 +84,9 @@ TEST(WarmStart, EveryLayoutLoadsTheSame) {
     if (config.checkpoint.full_every > 1) config.checkpoint.every_steps = 1;
     train_on(layout.ranks, config);
     for (const auto& [name, tensor] : last_checkpoint(config).tensors)
-      if (name.ends_with(".weight") || name.ends_with(".keys") || name.starts_with("model."))
+      if (name.ends_with(".weight") || name.ends_with(".keys") || name.starts_with("model.")) {
         EXPECT_TRUE(at::equal(tensor, one.tensors.at(name))) << name;
+      }
     const auto started = nlohmann::json::parse(read_file(data.file(layout.name, "start.json")));
     EXPECT_EQ(started["tables"]["loaded"].size(), 6u);
     EXPECT_EQ(started["tables"]["new"].size(), 2u);

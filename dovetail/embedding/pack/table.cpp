@@ -276,11 +276,11 @@ PackedTables::PackedTables(PackSpec spec, Initial initial, at::Device device)
   const at::Tensor weights = allocate(weight_begin.back(), device);
   for (size_t t = 0; t < spec_.tables.size(); ++t) {
     const TableSpec& table = spec_.tables[t];
-    stored_.push_back(weights.view(at::kByte)
-                          .narrow(0, weight_begin[t] * kFloatBytes,
-                                  table.rows * row_bytes(spec_.row_dtype, table.dim))
-                          .view(stored_type(spec_.row_dtype))
-                          .view({table.rows, stored_width(spec_.row_dtype, table.dim)}));
+    // A storage of its own for each table: whoever saves a table saves no other.
+    stored_.push_back(at::from_blob(
+        static_cast<char*>(weights.mutable_data_ptr()) + weight_begin[t] * kFloatBytes,
+        {table.rows, stored_width(spec_.row_dtype, table.dim)}, [weights](void*) {},
+        weights.options().dtype(stored_type(spec_.row_dtype))));
   }
   if (initial == Initial::kUnset) return;
   state_.zero_();

@@ -105,8 +105,8 @@ class InitialRows {
   TableSlice slice_;
 };
 
-/// Returns the bound of the initial values of a table: TableSpec::initial_range. If that is not set,
-/// it is 1 / sqrt(rows of the whole table), as in DLRM's reference code (arXiv 1906.00091).
+/// Returns the bound of the initial values of a table: TableSpec::initial_range. If that is not
+/// set, it is 1 / sqrt(rows of the whole table), as in DLRM's reference code (arXiv 1906.00091).
 float initial_bound(const TableSpec& table);
 
 /// Returns the initial values of a table. Their bound is initial_bound(table).

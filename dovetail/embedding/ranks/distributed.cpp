@@ -190,7 +190,7 @@ void DistributedTables::update(TableStep& step) {
       if (packs_[i]->alone()) continue;
       TableStep::InPack& in = step.packs_[i];
       std::vector<PooledGradient> gradients =
-          packs_[i]->read_gradients(in.gradients[m].wait(), in.received[m]);
+          packs_[i]->read_gradients(in.gradients[m].value().wait(), in.received[m]);
       for (size_t r = 0; r < gradients.size(); ++r)
         in.of_ranks[r].push_back(std::move(gradients[r]));
     }
@@ -208,7 +208,8 @@ void DistributedTables::update(TableStep& step) {
 void DistributedTables::discard(TableStep& step) {
   for (size_t i = 0; i < packs_.size(); ++i)
     if (!packs_[i]->alone())
-      for (comm::Exchange::Pending& gradient : step.packs_[i].gradients) gradient.wait();
+      for (auto& gradient : step.packs_[i].gradients)
+        if (gradient) gradient->wait();
   end(step);
 }
 

@@ -33,8 +33,10 @@ class TableStep {
     std::vector<Jagged> rows;
     /// received[m][r]: micro-batch m of `rows` of rank r, on the device of the tables.
     std::vector<std::vector<Jagged>> received;
-    /// Exchanges of pooled rows and of gradients, one of each for each micro-batch.
-    std::vector<comm::Exchange::Pending> pooled, gradients;
+    /// Exchanges of pooled rows and of gradients, one of each for each micro-batch. Nullopt: no
+    /// gradient has been sent.
+    std::vector<comm::Exchange::Pending> pooled;
+    std::vector<std::optional<comm::Exchange::Pending>> gradients;
     /// of_ranks[r]: gradients from rank r, one for each micro-batch.
     std::vector<std::vector<PooledGradient>> of_ranks;
   };
@@ -135,7 +137,8 @@ class DistributedTables {
   void add_gradient(TableStep& step, int64_t micro_batch, const at::Tensor& gradient);
   /// Ends the step with one optimizer update from the gradients of all ranks.
   void update(TableStep& step);
-  /// Ends the step without an update.
+  /// Ends the step without an update. Its micro-batches may have had no gradient, the same ones on
+  /// all ranks.
   void discard(TableStep& step);
 
   /// Looks up a batch of this rank's own samples and returns their pooled rows. The lookup leaves

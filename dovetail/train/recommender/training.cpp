@@ -156,12 +156,16 @@ void RecommenderTraining::report_start(const WarmStart& start, const RunFolder* 
   nlohmann::ordered_json record = start.record();
   if (found) record["validation"] = to_json(*found);
   folder->write_json(kStartFile, record);
-  if (!found) return;
-  for (const TaskRanking& task : found->tasks)
-    output()->say(fmt::format("before the first step{}{}: {} rows, {}, log loss {:.4f}",
-                              found->tasks.size() > 1 ? ", " : "",
-                              found->tasks.size() > 1 ? task.name : "", task.metrics.rows,
-                              describe_auc(task.metrics), task.metrics.log_loss));
+  if (found) say_figures("before the first step", *found);
+}
+
+void RecommenderTraining::say_figures(const std::string& when, const Validation& found) {
+  if (output() == nullptr) return;
+  for (const TaskRanking& task : found.tasks)
+    output()->say(fmt::format("{}{}: {} rows, {}, log loss {:.4f}, calibration {:.3f}", when,
+                              found.tasks.size() > 1 ? ", " + task.name : "", task.metrics.rows,
+                              describe_auc(task.metrics), task.metrics.log_loss,
+                              task.metrics.calibration));
 }
 
 void RecommenderTraining::count_steps() {
@@ -318,12 +322,7 @@ std::optional<Validation> RecommenderTraining::evaluate_before(int64_t number) {
       validate_rows(limit > 0 ? std::min(limit, rows.num_rows) : rows.num_rows,
                     [&](int64_t begin, int64_t end) { return loader_->day(day, begin, end); });
   found.day = rows.name;
-  if (output() == nullptr) return found;
-  for (const TaskRanking& task : found.tasks)
-    output()->say(
-        fmt::format("{} {}{}: {} rows, {}, log loss {:.4f}, calibration {:.3f}", config().rows.day,
-                    found.day, found.tasks.size() > 1 ? ", " + task.name : "", task.metrics.rows,
-                    describe_auc(task.metrics), task.metrics.log_loss, task.metrics.calibration));
+  say_figures(fmt::format("{} {}", config().rows.day, found.day), found);
   return found;
 }
 

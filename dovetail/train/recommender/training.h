@@ -79,6 +79,8 @@ class RecommenderTraining : public TrainingLoop {
   /// Measures the model before its first step, and writes start.json. All ranks call it together.
   /// `folder` is null except on rank 0.
   void report_start(const WarmStart& start, const RunFolder* folder);
+  /// Logs the ranking of each task on rank 0. `when` says what was measured.
+  void say_figures(const std::string& when, const Validation& found);
   /// Restores the dense part and the tables of all ranks from rank 0's checkpoint.
   void restore_from(const io::StoredCheckpoint* checkpoint);
   /// If train.steps = "pass", sets the number of steps. Throws UserError if rows have days

@@ -2,10 +2,9 @@
 
 import torch
 import torch.distributed
-from torch import Tensor
-
 from dovetail.embedding._jagged import read_batch
 from dovetail.embedding._tables import Lookups, Table, describe
+from torch import Tensor
 
 #: Dtype that a module's conversions see in place of the rows; for "mxfp8" the dtype of its codes.
 _ROW_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "mxfp8": torch.float8_e4m3fn}

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch import Tensor
-
 from dovetail.embedding._tables import Dynamic, Lookups, Table, Tiers, describe
+from torch import Tensor
 
 #: Number of collections that each group has had, by the group's name. All ranks count alike.
 _made: dict[str, int] = {}

@@ -4,9 +4,8 @@ import json
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-
 from dovetail.embedding._jagged import read_batch
+from torch import Tensor, nn
 
 
 class Table(NamedTuple):
