@@ -126,9 +126,9 @@ struct FeatureLayout {
 
 struct GpuLayout;
 
-/// Returns the parts of optimizer state with their names, as views of `state` (rows,
-/// state_per_row). kMomentum has "u", and the Adagrads have "s". The Adams have "m" and "v". kFtrl
-/// has "z" and "n". A part is (rows, dim), or (rows) if it is one number a row.
+/// Returns the parts of optimizer state by name. They are views of `state` (rows, state_per_row).
+/// kMomentum has "u", the Adagrads "s", the Adams "m" and "v", kFtrl "z" and "n". A part is
+/// (rows, dim), or (rows) if it is one number a row.
 std::vector<std::pair<std::string, at::Tensor>> named_state(OptimizerKind kind,
                                                             const at::Tensor& state);
 

@@ -77,9 +77,9 @@ struct ClosestProblem {
 };
 
 /// First replaces closest[i] by min(closest[i], |x_i - point_j|^2 for all included points j), for
-/// each row. Then sets the sums of each piece, one for each candidate j: the sum of w_i
-/// min(closest[i], |x_i - point_j|^2) over its rows i, in their order. k-means++ compares
-/// candidates by these sums. Without candidates, the only sum is of w_i closest[i]. Further
+/// each row. Then sets a sum for each piece and candidate j. It adds w_i min(closest[i], |x_i -
+/// point_j|^2) over the rows i of the piece, in their order. k-means++ compares candidates by these
+/// sums. Without candidates, the only sum is of w_i closest[i]. Further
 /// elements of the sums become undefined.
 ///
 /// Takes one pass over the rows. Distances that matter are in float64, so results have the same
