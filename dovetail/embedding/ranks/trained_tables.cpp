@@ -84,10 +84,10 @@ std::vector<std::pair<std::string, at::Tensor>> TrainedTables::state(int64_t tab
 
 void TrainedTables::set_lr(double lr) {
   for (const Pack& pack : packs_)
-    user_check(pack.tables.spec().optimizer.kind != OptimizerKind::kFtrl ||
-                   lr == spec_.optimizer.lr,
-               "embedding: the learning rate of ftrl is constant, since another one would scale "
-               "all weights");
+    user_check(
+        pack.tables.spec().optimizer.kind != OptimizerKind::kFtrl || lr == spec_.optimizer.lr,
+        "embedding: the learning rate of ftrl is constant, since another one would scale "
+        "all weights");
   for (Pack& pack : packs_) pack.tables.set_lr(rate_of(spec_, pack.whole_tables.front(), lr));
 }
 
