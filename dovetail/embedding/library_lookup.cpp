@@ -193,9 +193,10 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       "embedding_update(int tables, Tensor number, Tensor gradient, Tensor values, Tensor offsets, "
       "Tensor? weights) -> Tensor",
       {at::Tag::nondeterministic_seeded});
-  const std::string of_batch = "Tensor values, Tensor offsets, Tensor? weights";
-  m.def("embedding_pool(Tensor[] rows, " + of_batch +
-        ", int[] dims, str[] poolings, int[] feature_table, str row_dtype) -> Tensor");
+  const std::string pool = std::string("embedding_pool(Tensor[] rows, ") +
+                           "Tensor values, Tensor offsets, Tensor? weights, int[] dims, " +
+                           "str[] poolings, int[] feature_table, str row_dtype) -> Tensor";
+  m.def(pool.c_str());
   m.def(
       "embedding_select(Tensor values, Tensor offsets, Tensor? weights, int features, int[] order) "
       "-> Tensor[]");
