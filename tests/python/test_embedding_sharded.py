@@ -135,8 +135,9 @@ def test_two_ranks_are_one_rank_with_the_whole_batch():
             torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=1e-6)
             assert sharding == "row" or torch.equal(ours, theirs)
         for name, tensor in plain.state_dict().items():
-            # From the same gradients, an update has the same bits on any number of ranks.
-            assert torch.equal(state[name], tensor), (sharding, name)
+            # From the same gradients, an update has the same bits on any number of ranks, except for row-wise means.
+            tolerance = 1e-6 if sharding == "row" and name.startswith("item") else 0
+            torch.testing.assert_close(state[name], tensor, rtol=tolerance, atol=tolerance)
         for name in ROWS:
             torch.testing.assert_close(state[f"{name}.weight"], bag[name].weight.detach(), rtol=1e-4, atol=1e-5)
 
@@ -214,10 +215,7 @@ def test_mistakes_of_ranks_are_errors_on_all():
         assert 'rank 0 has "tables/0/rows = 10", but rank 1 has "tables/0/rows = 11"' in errors["tables"]
         assert '"optimizer/lr = 0.1"' in errors["options"] and '"optimizer/lr = 0.2"' in errors["options"]
         assert "rank 0: t.s is torch.float32 [10, 4], not torch.float32 [9, 4]" in errors["shape"]
-        assert errors["missing"] == (["steps", "u.s"] if rank == 0 else []) or sorted(errors["missing"]) == [
-            "steps",
-            "u.s",
-        ]
+        assert sorted(errors["missing"]) == (["steps", "u.s"] if rank == 0 else [])
         assert errors["read"]
         assert errors["own"] == (5 + rank, 4)
 

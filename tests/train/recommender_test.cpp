@@ -264,8 +264,6 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
               HasSubstr("embedding.row_dtype"));
   EXPECT_THAT(refusal_on_gpu([](RunConfig& c) { c.memory.budget = "0.8x"; }),
               HasSubstr("memory.budget"));
-  EXPECT_THAT(refusal([](RunConfig& c) { c.run.device = "cpu:1,cpu:1"; }),
-              HasSubstr("recommender.model"));
   EXPECT_THAT(refusal([](RunConfig& c) { c.rows.sparse[1].num_rows = 0; }),
               HasSubstr("\"item\" has no num_rows"));
   EXPECT_THAT(refusal([](RunConfig& c) { c.train.micro_batch = 50; }),

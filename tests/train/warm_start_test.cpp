@@ -66,14 +66,17 @@ TEST(WarmStart, EveryLayoutLoadsTheSame) {
   train_alone(still("one"));
   const io::Snapshot one = last_checkpoint(still("one"));
   const io::Snapshot old = last_checkpoint(old_config(data));
-  EXPECT_TRUE(at::equal(one.tensors.at("embedding.user.weight").narrow(0, 50, 50),
-                        old.tensors.at("embedding.user.weight")));
+  const at::Tensor learnt = old.tensors.at("embedding.user.s").gt(0).nonzero().flatten();
+  EXPECT_GT(learnt.numel(), 10);
+  EXPECT_TRUE(
+      at::equal(one.tensors.at("embedding.user.weight").narrow(0, 50, 50).index_select(0, learnt),
+                old.tensors.at("embedding.user.weight").index_select(0, learnt)));
   const Layout layouts[] = {
       {"rows", 2, [](RunConfig& config) { config.embedding.sharding = "row"; }},
       {"replicas", 3, [](RunConfig& config) { config.embedding.sharding = "replicated"; }},
       {"disk", 1,
        [](RunConfig& config) {
-         config.embedding.memory_bytes = 100'000;
+         config.embedding.memory_bytes = 300'000;
          config.embedding.step_rows = 128;
        }},
       {"delta", 1, [](RunConfig& config) { config.checkpoint.full_every = 2; }}};
@@ -84,7 +87,7 @@ TEST(WarmStart, EveryLayoutLoadsTheSame) {
     if (config.checkpoint.full_every > 1) config.checkpoint.every_steps = 1;
     train_on(layout.ranks, config);
     for (const auto& [name, tensor] : last_checkpoint(config).tensors)
-      if (name.ends_with(".weight") || name.ends_with(".keys") || name.starts_with("model.")) {
+      if (name.starts_with("model.") || (name.starts_with("embedding.") && !name.ends_with(".s"))) {
         EXPECT_TRUE(at::equal(tensor, one.tensors.at(name))) << name;
       }
     const auto started = nlohmann::json::parse(read_file(data.file(layout.name, "start.json")));
@@ -113,7 +116,7 @@ TEST(WarmStart, APlannedStepHasTheSameBits) {
             planned = new_config(data, "planned");
   for (RunConfig* config : {&old, &eager, &planned}) config->recommender.deep = {256, 128};
   train_alone(old);
-  planned.memory.budget = "0.95x";
+  planned.memory.budget = "1x";
   train_alone(eager);
   train_alone(planned);
   expect_same_tensors(last_checkpoint(eager), last_checkpoint(planned));

@@ -26,8 +26,9 @@ class ShardedEmbeddingCollection(Lookups):
 
     On one rank, results have the bits of :class:`EmbeddingCollection`. On several ranks, lookups in whole, column-wise
     and replicated tables have these bits too. Row-wise tables add one partial sum per rank, in rank order. So bags
-    with ids on several ranks are rounded differently. From the same gradients, an update has the same bits on any
-    number of ranks. They divide the batch in rank order.
+    with ids on several ranks are rounded differently, and so are the gradients of their means. Updates of
+    all other tables have the same bits on any number of ranks. This holds for equal gradients, and if the ranks divide
+    the batch in their order.
 
     Args:
         tables: the tables. Their pooling is ``"sum"`` or ``"mean"``.
