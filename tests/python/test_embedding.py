@@ -195,7 +195,7 @@ def test_one_output_has_one_pooling_and_without_it_one_dim():
         (refused(Table("a", 3, 4, "none"), Table("b", 3, 5, "none")), "4 and 5 elements"),
         (refused(Table("a", 3, 4, "none", "sgd"), Table("b", 3, 4, "sum")), "only one of them has pooling none"),
         (refused(Table("a", 3, 4), Table("a", 3, 4, "sum", "sgd")), 'two tables are named "a"'),
-        (refused(Table("a", 3, 4, optimizer="ftrl")), "no optimizer is named"),
+        (refused(Table("a", 3, 4, optimizer="lion")), "no optimizer is named"),
     ]:
         with pytest.raises(RuntimeError, match=text):
             make_it()

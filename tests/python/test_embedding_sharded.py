@@ -247,7 +247,7 @@ def test_one_step_is_at_a_time():
 @pytest.mark.parametrize("policy", ["hot", "lru", "lfu"])
 @pytest.mark.parametrize("in_files", [False, True])
 def test_tiers_change_no_bit(policy, in_files, tmp_path):
-    tiers = Tiers(20_000, str(tmp_path) if in_files else None, policy, step_rows=8, warmup_steps=2, refresh_steps=2)
+    tiers = Tiers(30_000, str(tmp_path) if in_files else None, policy, step_rows=8, warmup_steps=2, refresh_steps=2)
     plain = EmbeddingCollection(TABLES, FEATURES, "adam", lr=0.1)
     ours = ShardedEmbeddingCollection(TABLES, FEATURES, "adam", lr=0.1, tiers=tiers)
     for step in range(8):

@@ -23,8 +23,12 @@ def read_batch(
         if offsets is None:
             raise TypeError("a batch of values needs offsets; or give an object like TorchRec's KeyedJaggedTensor")
         return _int64(batch), _int64(offsets), weights
-    if not all(hasattr(batch, name) for name in ("keys", "values")):
-        raise TypeError(f"a batch is values with offsets, or has keys() and values(), but it is {type(batch).__name__}")
+    has_all = all(hasattr(batch, name) for name in ("keys", "values"))
+    if not has_all or not any(hasattr(batch, name) for name in ("offsets", "lengths")):
+        raise TypeError(
+            "a batch is values with offsets, or has keys(), values(), and offsets() or lengths(), but it is "
+            f"{type(batch).__name__}"
+        )
     if offsets is not None or weights is not None:
         raise TypeError("a batch with keys() and values() has its own offsets and weights")
     keys = list(batch.keys())
