@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 
 #include "dovetail/base/error.h"
@@ -158,7 +159,7 @@ std::vector<std::string> mark_texts(const std::vector<double>& marks) {
       const double nearest = i > 0 ? std::abs(marks[i] - marks[i - 1])
                                    : (marks.size() > 1 ? std::abs(marks[1] - marks[0]) : 0);
       gap = std::min(gap, nearest);
-      error = std::max(error, std::abs(std::stod(texts.back()) - marks[i]));
+      error = std::max(error, std::abs(std::strtod(texts.back().c_str(), nullptr) - marks[i]));
     }
     if (error <= 1e-3 * gap) break;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -45,10 +46,11 @@ Axes read_axes(const RunFiles& run) {
   return axes;
 }
 
-/// Rounds to six digits. A screen shows fewer, and the text takes a third of the bytes of a full
-/// double.
+/// Rounds to six digits (strtod, since stod throws for subnormal numbers). A screen shows fewer,
+/// and the text takes a third of the bytes of a full double.
 Json six_digits(double value) {
-  return std::isfinite(value) ? Json(std::stod(fmt::format("{:.6g}", value))) : Json();
+  return std::isfinite(value) ? Json(std::strtod(fmt::format("{:.6g}", value).c_str(), nullptr))
+                              : Json();
 }
 
 /// Returns one curve, with [step, tokens, hours, value] per point. Values that are absent or not
