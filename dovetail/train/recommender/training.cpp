@@ -58,7 +58,7 @@ std::vector<int64_t> distinct_ids(const embedding::PackSpec& spec, const embeddi
   std::vector<int64_t> counts;
   for (std::vector<int64_t>& of_table : of_tables) {
     std::ranges::sort(of_table);
-    counts.push_back(std::ranges::unique(of_table).begin() - of_table.begin());
+    counts.push_back(std::unique(of_table.begin(), of_table.end()) - of_table.begin());
   }
   return counts;
 }
