@@ -17,6 +17,7 @@
 
 #include <numeric>
 
+#include "dovetail/embedding/pack/lookup_cuda.h"
 #include "tests/embedding/testing.h"
 
 namespace dovetail::embedding::kernels_test {
@@ -49,59 +50,11 @@ PackSpec spec_of(OptimizerKind kind, RowDtype dtype, bool one_each) {
   return spec;
 }
 
-/// Layout of tables in a form that kernels read.
-struct Layout {
-  explicit Layout(const PackedTables& from) {
-    for (int64_t t = 0; t < std::ssize(from.spec().tables); ++t) {
-      const TableSpec& table = from.spec().tables[static_cast<size_t>(t)];
-      const RowRounding rounding = from.rounding(t);
-      keys.push_back(rounding.key);
-      tables.push_back({.rows = from.row_data(t),
-                        .state = from.packed_state(t).mutable_data_ptr<float>(),
-                        .first_row = rows,
-                        .count = table.rows,
-                        .dim = table.dim,
-                        .row_bytes = row_bytes(from.spec().row_dtype, table.dim),
-                        .state_width = state_per_row(from.spec().optimizer.kind, table.dim),
-                        .rounding_first_row = rounding.first_row,
-                        .rounding_row_step = rounding.row_step,
-                        .rounding_first_column = rounding.first_column});
-      rows += table.rows;
-      pack.widest = std::max(pack.widest, table.dim);
-    }
-    for (const FeatureLayout& feature : from.features())
-      features.push_back({.table = feature.table,
-                          .column = feature.column,
-                          .mean = from.spec().tables[static_cast<size_t>(feature.table)].pooling ==
-                                  Pooling::kMean});
-    pack.storage = from.spec().row_dtype == RowDtype::kFloat32 ? ops::Storage::kFloat32
-                                                               : ops::Storage::kBFloat16;
-    pack.tables = tables.data();
-    pack.features = features.data();
-    pack.num_tables = std::ssize(tables);
-    pack.num_features = std::ssize(features);
-  }
-
-  std::vector<CudaTable> tables;
-  std::vector<CudaFeature> features;
-  std::vector<uint64_t> keys;
-  CudaPack pack = {};
-  int64_t rows = 0;
-};
-
-CudaBatch batch_of(const Jagged& batch) {
-  return {.values = batch.values.const_data_ptr<int64_t>(),
-          .offsets = batch.offsets.const_data_ptr<int64_t>(),
-          .weights = ops::data_or_null(batch.weights),
-          .ids = batch.values.numel(),
-          .samples = batch.samples};
-}
-
 at::Tensor pool_by_kernel(const PackedTables& tables, const Jagged& batch) {
-  const Layout layout(tables);
+  const PackLayout layout(tables);
   at::Tensor y = at::full({batch.samples, tables.columns()}, 7, at::kFloat);
   cuda::pool({.pack = layout.pack,
-              .batch = batch_of(batch),
+              .batch = cuda_batch(batch),
               .y = y.mutable_data_ptr<float>(),
               .columns = tables.columns()},
              nullptr);
@@ -112,14 +65,15 @@ at::Tensor pool_by_kernel(const PackedTables& tables, const Jagged& batch) {
 /// occurrences of all micro-batches in the order of samples, features and places in the bag. Then
 /// it sorts them by row.
 void update_by_kernel(PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {
-  const Layout layout(tables);
+  const PackLayout layout(tables);
   const int64_t features = layout.pack.num_features;
+  const std::vector<uint64_t> keys_of_rounding = rounding_keys(tables);
   std::vector<CudaGradient> parts;
   std::vector<uint32_t> rows;
   std::vector<CudaOccurrence> listed;
   int64_t bags = 0;
   for (const auto& [batch, gradient] : micro_batches) {
-    const CudaBatch in = batch_of(batch);
+    const CudaBatch in = cuda_batch(batch);
     parts.push_back({.batch = in,
                      .gradient = gradient.const_data_ptr<float>(),
                      .gradient_stride = gradient.stride(0),
@@ -154,7 +108,7 @@ void update_by_kernel(PackedTables& tables, const std::vector<PooledGradient>& m
   counts[0] = static_cast<uint32_t>(begins.size());
   cuda::update_rows({.pack = layout.pack,
                      .scalars = update_scalars(tables.spec().optimizer, tables.steps() + 1),
-                     .rounding_keys = layout.keys.data(),
+                     .rounding_keys = keys_of_rounding.data(),
                      .num_parts = std::ssize(parts),
                      .parts = parts.data(),
                      .parts_on_gpu = parts.data(),
@@ -212,7 +166,7 @@ TEST(EmbeddingKernels, CheckFindsEachFault) {
       PackSpec{.tables = {{"t", 11, 8}, {"u", 4, 8}}, .feature_table = {0, 1}});
   const auto is_bad = [&](const Jagged& batch) {
     int32_t bad = 0;
-    cuda::check({.batch = batch_of(batch),
+    cuda::check({.batch = cuda_batch(batch),
                  .features = 2,
                  .rows = tables.feature_rows().data(),
                  .bad = &bad},

@@ -20,12 +20,7 @@
 namespace dovetail::embedding::cuda {
 namespace {
 
-constexpr int64_t kGridRows = 65535;  // maximum blocks of a grid in its second dimension
-
-/// A thread for each bag. A block has one feature, or every kGridRows-th one.
-dim3 grid_of(int64_t samples, int64_t features) {
-  return dim3(blocks_for(samples, INT32_MAX), static_cast<unsigned>(std::min(features, kGridRows)));
-}
+// A thread for each bag. A block has one feature, or one of every 65,535.
 
 __global__ void __launch_bounds__(kThreads)
     count_ids(CudaGradient part, int64_t features, uint32_t* bag_counts) {
@@ -100,14 +95,14 @@ cudaError_t sort_occurrences(const CudaUpdateProblem& p, cudaStream_t stream) {
   if (p.bag_begins != nullptr) {
     for (const CudaGradient& part : parts)
       if (part.batch.samples > 0)
-        count_ids<<<grid_of(part.batch.samples, features), kThreads, 0, stream>>>(part, features,
-                                                                                  p.bag_begins);
+        count_ids<<<grid_of(part.batch.samples, kThreads, features), kThreads, 0, stream>>>(
+            part, features, p.bag_begins);
     const auto e = scan_bags(p.scratch, bytes, p.bag_begins, p.bags, stream);
     if (e != cudaSuccess) return e;
   }
   for (const CudaGradient& part : parts)
     if (part.batch.samples > 0)
-      list_ids<<<grid_of(part.batch.samples, features), kThreads, 0, stream>>>(
+      list_ids<<<grid_of(part.batch.samples, kThreads, features), kThreads, 0, stream>>>(
           part, p.pack, p.bag_begins, p.keys, p.occurrences);
   const auto e = sort_keys(p.scratch, bytes, p.keys, p.sorted_keys, p.occurrences,
                            p.sorted_occurrences, p.count, p.row_bits, stream);

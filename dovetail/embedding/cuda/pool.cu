@@ -17,9 +17,6 @@ using ops::cuda::queue;
 #endif
 namespace {
 
-/// Maximum blocks of a grid in its second dimension.
-constexpr int64_t kGridRows = 65535;
-
 __global__ void __launch_bounds__(kThreads) check_kernel(CudaCheckProblem p) {
   const int64_t samples = p.batch.samples;
   const int64_t sample = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -145,11 +142,6 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(CudaPoolProblem p, bool 
       }
     }
   }
-}
-
-dim3 grid_of(int64_t samples, int64_t samples_of_block, int64_t features) {
-  return dim3(static_cast<unsigned>((samples + samples_of_block - 1) / samples_of_block),
-              static_cast<unsigned>(features < kGridRows ? features : kGridRows));
 }
 
 }  // namespace

@@ -161,4 +161,12 @@ inline unsigned blocks_for(int64_t threads, int64_t most) {
   return static_cast<unsigned>(blocks < most ? blocks : most);
 }
 
+/// Returns a grid whose blocks have `samples_of_block` samples of one feature. With very many
+/// features, a block has further ones.
+inline dim3 grid_of(int64_t samples, int64_t samples_of_block, int64_t features) {
+  constexpr int64_t kMostRows = 65535;  // blocks of a grid in its second dimension
+  return dim3(static_cast<unsigned>((samples + samples_of_block - 1) / samples_of_block),
+              static_cast<unsigned>(features < kMostRows ? features : kMostRows));
+}
+
 }  // namespace dovetail::embedding::cuda

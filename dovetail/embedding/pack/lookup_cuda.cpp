@@ -17,15 +17,6 @@
 
 namespace dovetail::embedding {
 
-/// Layout of a pack in GPU memory, with the tensors that own the memory.
-struct GpuLayout {
-  explicit GpuLayout(const PackedTables& from);
-
-  at::Tensor tables, features;
-  CudaPack pack = {};
-  int64_t rows = 0;
-};
-
 namespace {
 
 /// Copies `items` to GPU memory through pinned memory. Nothing waits for the copy.
@@ -43,6 +34,29 @@ Item* items_in(const at::Tensor& bytes) {
   return reinterpret_cast<Item*>(bytes.mutable_data_ptr());
 }
 
+}  // namespace
+
+/// Layout of a pack in GPU memory, with the tensors that own the memory.
+struct GpuLayout {
+  explicit GpuLayout(const PackedTables& from) {
+    const PackLayout here(from);
+    tables = to_gpu(here.tables, from.device());
+    features = to_gpu(here.features, from.device());
+    pack = here.pack;
+    pack.tables = items_in<CudaTable>(tables);
+    pack.features = items_in<CudaFeature>(features);
+    rows = here.rows;
+    // Lookups on other streams read it, too.
+    c10::impl::VirtualGuardImpl(from.device().type()).getStream(from.device()).synchronize();
+  }
+
+  at::Tensor tables, features;
+  CudaPack pack;
+  int64_t rows;
+};
+
+namespace {
+
 /// Returns the layout of tables on a GPU. The first call copies it there.
 const GpuLayout& layout_of(const PackedTables& tables) {
   std::shared_ptr<const GpuLayout>& layout = tables.gpu_layout();
@@ -50,7 +64,43 @@ const GpuLayout& layout_of(const PackedTables& tables) {
   return *layout;
 }
 
-/// Returns the keys of the next update's stochastic rounding, one for each table.
+}  // namespace
+
+PackLayout::PackLayout(const PackedTables& from) {
+  pack.one_each = true;
+  for (size_t t = 0; t < from.spec().tables.size(); ++t) {
+    const TableSpec& table = from.spec().tables[t];
+    const auto number = static_cast<int64_t>(t);
+    const RowRounding rounding = from.rounding(number);
+    DOVETAIL_CHECK(rounding.row_of == nullptr, "rows of \"{}\" hold others, on a GPU", table.name);
+    tables.push_back({.rows = from.row_data(number),
+                      .state = from.packed_state(number).mutable_data_ptr<float>(),
+                      .first_row = rows,
+                      .count = table.rows,
+                      .dim = table.dim,
+                      .row_bytes = row_bytes(from.spec().row_dtype, table.dim),
+                      .state_width = state_per_row(from.spec().optimizer.kind, table.dim),
+                      .rounding_first_row = rounding.first_row,
+                      .rounding_row_step = rounding.row_step,
+                      .rounding_first_column = rounding.first_column});
+    rows += table.rows;
+    pack.widest = std::max(pack.widest, table.dim);
+    pack.one_each = pack.one_each && from.features_of(number).size() <= 1;
+  }
+  for (const FeatureLayout& feature : from.features()) {
+    const TableSpec& table = from.spec().tables[static_cast<size_t>(feature.table)];
+    features.push_back({.table = feature.table,
+                        .column = feature.column,
+                        .mean = table.pooling == Pooling::kMean});
+  }
+  pack.storage = from.spec().row_dtype == RowDtype::kFloat32 ? ops::Storage::kFloat32
+                                                             : ops::Storage::kBFloat16;
+  pack.tables = tables.data();
+  pack.features = features.data();
+  pack.num_tables = std::ssize(tables);
+  pack.num_features = std::ssize(features);
+}
+
 std::vector<uint64_t> rounding_keys(const PackedTables& tables) {
   std::vector<uint64_t> keys;
   for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t)
@@ -58,53 +108,12 @@ std::vector<uint64_t> rounding_keys(const PackedTables& tables) {
   return keys;
 }
 
-CudaBatch on_gpu(const Jagged& batch) {
+CudaBatch cuda_batch(const Jagged& batch) {
   return {.values = batch.values.const_data_ptr<int64_t>(),
           .offsets = batch.offsets.const_data_ptr<int64_t>(),
           .weights = ops::data_or_null(batch.weights),
           .ids = batch.values.numel(),
           .samples = batch.samples};
-}
-
-}  // namespace
-
-GpuLayout::GpuLayout(const PackedTables& from) {
-  std::vector<CudaTable> all;
-  std::vector<CudaFeature> looked_up;
-  pack.one_each = true;
-  for (size_t t = 0; t < from.spec().tables.size(); ++t) {
-    const TableSpec& table = from.spec().tables[t];
-    const auto number = static_cast<int64_t>(t);
-    const RowRounding rounding = from.rounding(number);
-    DOVETAIL_CHECK(rounding.row_of == nullptr, "rows of \"{}\" hold others, on a GPU", table.name);
-    all.push_back({.rows = from.row_data(number),
-                   .state = from.packed_state(number).mutable_data_ptr<float>(),
-                   .first_row = rows,
-                   .count = table.rows,
-                   .dim = table.dim,
-                   .row_bytes = row_bytes(from.spec().row_dtype, table.dim),
-                   .state_width = state_per_row(from.spec().optimizer.kind, table.dim),
-                   .rounding_first_row = rounding.first_row,
-                   .rounding_row_step = rounding.row_step,
-                   .rounding_first_column = rounding.first_column});
-    rows += table.rows;
-    pack.widest = std::max(pack.widest, table.dim);
-    pack.one_each = pack.one_each && from.features_of(number).size() <= 1;
-  }
-  for (const FeatureLayout& feature : from.features()) {
-    const TableSpec& table = from.spec().tables[static_cast<size_t>(feature.table)];
-    looked_up.push_back({.table = feature.table,
-                         .column = feature.column,
-                         .mean = table.pooling == Pooling::kMean});
-  }
-  tables = to_gpu(all, from.device());
-  features = to_gpu(looked_up, from.device());
-  pack.storage = from.spec().row_dtype == RowDtype::kFloat32 ? ops::Storage::kFloat32
-                                                             : ops::Storage::kBFloat16;
-  pack.tables = items_in<CudaTable>(tables);
-  pack.features = items_in<CudaFeature>(features);
-  pack.num_tables = std::ssize(all);
-  pack.num_features = std::ssize(looked_up);
 }
 
 ContentsCheck::ContentsCheck(const Jagged& batch, at::ArrayRef<int64_t> rows)
@@ -118,7 +127,7 @@ ContentsCheck::ContentsCheck(const Jagged& batch, at::ArrayRef<int64_t> rows)
   begin.block(beside.current_stream());
   limits_ = to_gpu(rows.vec(), device);
   bad_ = at::zeros({1}, batch.values.options().dtype(at::kInt));
-  cuda_kernels().check({.batch = on_gpu(batch),
+  cuda_kernels().check({.batch = cuda_batch(batch),
                         .features = batch.features,
                         .rows = items_in<int64_t>(limits_),
                         .bad = bad_.mutable_data_ptr<int32_t>()});
@@ -141,7 +150,7 @@ void pool_on_gpu(const PackedTables& tables, const Jagged& batch, const at::Tens
   if (batch.features * batch.samples == 0) return;
   const c10::DeviceGuard guard(tables.device());
   cuda_kernels().pool({.pack = layout_of(tables).pack,
-                       .batch = on_gpu(batch),
+                       .batch = cuda_batch(batch),
                        .y = y.mutable_data_ptr<float>(),
                        .columns = tables.columns()});
 }
@@ -154,7 +163,7 @@ void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>
   int64_t bags = 0, count = 0;
   for (const PooledGradient& part : micro_batches) {
     gradients.push_back(part.gradient.stride(1) == 1 ? part.gradient : part.gradient.contiguous());
-    parts.push_back({.batch = on_gpu(part.batch),
+    parts.push_back({.batch = cuda_batch(part.batch),
                      .gradient = gradients.back().const_data_ptr<float>(),
                      .gradient_stride = gradients.back().stride(0),
                      .first_bag = bags,

@@ -5,9 +5,27 @@
 
 #include <vector>
 
+#include "dovetail/embedding/pack/cuda_kernels.h"
 #include "dovetail/embedding/pack/lookup.h"
 
 namespace dovetail::embedding {
+
+/// Layout of a pack as kernels read it. The pointers of `pack` are to `tables` and `features`.
+struct PackLayout {
+  explicit PackLayout(const PackedTables& from);
+  PackLayout(const PackLayout&) = delete;
+  PackLayout& operator=(const PackLayout&) = delete;
+
+  std::vector<CudaTable> tables;
+  std::vector<CudaFeature> features;
+  CudaPack pack = {};
+  int64_t rows = 0;  ///< number of rows of all tables
+};
+
+/// Returns a batch as kernels read it.
+CudaBatch cuda_batch(const Jagged& batch);
+/// Returns the keys of the next update's stochastic rounding, one for each table.
+std::vector<uint64_t> rounding_keys(const PackedTables& tables);
 
 /// Check of offsets and ids of a batch on a GPU, by the rules of check_jagged with the same `rows`.
 /// The caller has checked the shapes. The check runs on a stream of its own. So kernels that are

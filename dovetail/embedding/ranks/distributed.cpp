@@ -117,13 +117,11 @@ void DistributedTables::begin(TableStep& step, bool training) {
   for (size_t i = 0; i < packs_.size(); ++i) {
     TableStep::InPack& in = step.packs_[i];
     packs_[i]->begin(in.arrived, training);
-    in.rows = std::move(in.arrived);
     in.received.resize(static_cast<size_t>(step.micro_batches_));
     for (int64_t m = 0; m < step.micro_batches_; ++m)
-      for (const Jagged& batch : in.rows)
+      for (const Jagged& batch : in.arrived)
         in.received[static_cast<size_t>(m)].push_back(
             on(part_of(batch, step.micro_batch_, m), device_));
-    in.arrived.clear();
   }
 }
 
@@ -200,7 +198,7 @@ void DistributedTables::update(TableStep& step) {
     for (std::vector<PooledGradient>& of_rank : step.packs_[i].of_ranks)
       for (PooledGradient& part : of_rank) in_order.push_back(std::move(part));
     embedding::update(packs_[i]->tables(), in_order, Ids::kChecked);
-    packs_[i]->mark_changed(step.packs_[i].rows);
+    packs_[i]->mark_changed(step.packs_[i].arrived);
   }
   end(step);
 }

@@ -28,10 +28,10 @@ class TableStep {
     std::vector<Jagged> own;       ///< this rank's samples, one Jagged for each micro-batch
     std::vector<int64_t> receive;  ///< number of words (of ids) that each rank sends to this rank
     comm::Exchange::Pending ids;   ///< exchange of ids, until they have arrived
-    std::vector<Jagged> arrived;   ///< received ids, one Jagged for each rank; emptied by `begin`
-    /// Element r: ids of rank r's samples as row numbers on this rank, on the CPU.
-    std::vector<Jagged> rows;
-    /// received[m][r]: micro-batch m of `rows` of rank r, on the device of the tables.
+    /// Received ids, one Jagged for each rank, on the CPU. After `begin` they are row numbers on
+    /// this rank.
+    std::vector<Jagged> arrived;
+    /// received[m][r]: micro-batch m of rank r in `arrived`, on the device of the tables.
     std::vector<std::vector<Jagged>> received;
     /// Exchanges of pooled rows and of gradients, one of each for each micro-batch. Nullopt: no
     /// gradient has been sent.
