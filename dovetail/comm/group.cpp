@@ -194,6 +194,7 @@ std::shared_ptr<Group> world_from_environment(const GroupOptions& options) {
   if (rank >= world_size)
     throw UserError(fmt::format("RANK is {}, but WORLD_SIZE is {}", rank, world_size), kStartedBy);
   if (world_size == 1) return std::make_shared<GroupOfOne>();
+  check_options(options);
   return group_over_store(connect_store(rank, world_size, options.timeout_s), rank, world_size,
                           options);
 }

@@ -477,6 +477,6 @@ def test_day_by_day_the_first_day_is_measured_too(tmp_path):
 
 def test_a_run_of_another_kind_is_refused(folder):
     gpt = make_workspace(folder / "gpt")
-    assert train_tiny(gpt, "run", train__steps=2).returncode == 0
+    assert train_tiny(gpt, "run", train__steps=2, schedule__warmup_steps=0).returncode == 0
     error = start(folder, "of_gpt", CONFIG, STILL, "gpt/run", code=2)
     assert 'run.start_from = "gpt/run" holds a GPT ([model]), but this run trains a recommender' in error
