@@ -70,17 +70,14 @@ TEST(KMeansInit, DrawsAreThoseOfOneSumOverAllRows) {
   KMeansData data(x);
   for (const int64_t count : {1, 2, 3}) {
     data.forget_closest();
-    data.include(points.slice(0, 0, std::min<int64_t>(2, count)));
-    if (count == 3) {  // the rows do not include the third point yet
-      data.potentials(points);
-      data.choose(2);
-    }
+    data.include(points.slice(0, 0, count));
     const at::Tensor squares =
         at::cdist(x.to(at::kDouble), points.slice(0, 0, count)).square().amin(1);
     const at::Tensor uniform =
         at::rand({200}, at::make_generator<at::CPUGeneratorImpl>(7), at::kDouble);
-    const at::Tensor upto = squares.cumsum(0), place = uniform * upto[-1],
-                     rows = data.draw(uniform);
+    const at::Tensor upto = squares.cumsum(0), place = uniform * upto[-1];
+    const auto [rows, squares_of_rows] = data.draw(uniform);
+    EXPECT_TRUE(at::allclose(squares_of_rows, squares.index_select(0, rows), 1e-13, 0));
     // If the sum is within rounding of the drawn place, the next row is also correct.
     const double near = 1e-9 * upto[-1].item<double>();
     EXPECT_TRUE((upto.index_select(0, rows) >= place - near).all().item<bool>());

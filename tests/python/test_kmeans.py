@@ -144,6 +144,19 @@ def test_good_starts_are_as_good_as_scikit_learns(init):
     assert ours < worse
 
 
+def test_a_start_leaves_the_distances_of_scikit_learns():
+    # Heavy tails: a sample that is not drawn by distance would choose other candidates.
+    x = np.random.default_rng(3).standard_t(2.5, (20_000, 5)).astype(np.float32)
+
+    def distances(centres):
+        return torch.cdist(torch.from_numpy(x).double(), torch.as_tensor(centres).double()).square().amin(1).sum()
+
+    rows = torch.ops.dovetail.kmeans_data(torch.from_numpy(x))
+    ours = [distances(torch.ops.dovetail.kmeans_init(rows, 40, "k-means++", seed)) for seed in range(12)]
+    theirs = [distances(cluster.kmeans_plusplus(x, 40, random_state=seed)[0]) for seed in range(12)]
+    assert np.mean(ours) < 1.05 * np.mean(theirs)
+
+
 def test_refuses_by_name():
     x = clouds(rows=50)
     with pytest.raises(ValueError, match="'init' parameter of KMeans must be"):

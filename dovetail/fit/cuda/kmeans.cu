@@ -80,21 +80,13 @@ __device__ void squared_distances(const float* row, const double* const (&point)
 
 using Use = CudaSquares::Use;
 
-/// Sums of a shard for kCount points.
-template <Use kUse, int kCount>
-constexpr int kSumsFor = 1;
-template <int kCount>
-constexpr int kSumsFor<Use::kPotentials, kCount> = kCount;
-
 /// One block for each shard. Points are taken kCount at a time.
 template <Use kUse, int kCount>
 __global__ void __launch_bounds__(kThreads) squares_kernel(CudaSquares p) {
-  constexpr int kSums = kSumsFor<kUse, kCount>;
-  __shared__ double terms[kSums][kShard];
+  __shared__ double terms[kShard];
   const int64_t first = int64_t{blockIdx.x} * kShard;
   const int rows = static_cast<int>(p.rows - first < kShard ? p.rows - first : kShard);
   const int lane = threadIdx.x % kTeam, team = threadIdx.x / kTeam;
-  const int64_t width = kUse == Use::kPotentials ? p.count : 1;
   const int64_t count = kUse == Use::kLabels || kUse == Use::kWeights ? 1 : p.count;
   for (int64_t c = 0; c < count; c += kCount) {
     for (int begin = 0; kUse != Use::kWeights && begin < rows; begin += kTeams) {
@@ -114,33 +106,29 @@ __global__ void __launch_bounds__(kThreads) squares_kernel(CudaSquares p) {
       if (lane > 0 || i >= rows) continue;
       if constexpr (kUse == Use::kNorms) {
         p.norm[row] = static_cast<float>(sqrt(square[0]) * (1 + 0x1p-22));
-        terms[0][i] = square[0];
+        terms[i] = square[0];
       } else if constexpr (kUse == Use::kLabels) {
-        terms[0][i] = p.squares[row] = square[0];
-      } else if constexpr (kUse == Use::kInclude) {
+        terms[i] = p.squares[row] = square[0];
+      } else {
         double closest = p.squares[row];
 #pragma unroll
         for (int k = 0; k < kCount; ++k) closest = fmin(closest, square[k]);
-        terms[0][i] = p.squares[row] = closest;
-      } else {
-#pragma unroll
-        for (int k = 0; k < kCount; ++k) terms[k][i] = fmin(p.squares[row], square[k]);
+        terms[i] = p.squares[row] = closest;
       }
     }
     __syncthreads();
-    const auto k = static_cast<int>(threadIdx.x);
-    if (k < kSums && (kUse != Use::kPotentials || c + k < count)) {
+    if (threadIdx.x == 0) {
       double sum = 0;
       if constexpr (kUse == Use::kWeights) {
         for (int i = 0; i < rows; ++i) sum += p.weight[first + i];
       } else if (p.weight != nullptr) {
 #pragma unroll 8
-        for (int i = 0; i < rows; ++i) sum = fma(p.weight[first + i], terms[k][i], sum);
+        for (int i = 0; i < rows; ++i) sum = fma(p.weight[first + i], terms[i], sum);
       } else {
 #pragma unroll 8
-        for (int i = 0; i < rows; ++i) sum += terms[k][i];
+        for (int i = 0; i < rows; ++i) sum += terms[i];
       }
-      p.sums[blockIdx.x * width + c * (width > 1) + k] = sum;
+      p.sums[blockIdx.x] = sum;
     }
     __syncthreads();
   }
@@ -581,9 +569,6 @@ void squares(const CudaSquares& p, Stream stream) {
       break;
     case Use::kInclude:
       queue(squares_kernel<Use::kInclude, 4>, shards, kThreads, stream, p);
-      break;
-    case Use::kPotentials:
-      queue(squares_kernel<Use::kPotentials, 4>, shards, kThreads, stream, p);
       break;
     case Use::kWeights:
       queue(squares_kernel<Use::kWeights, 1>, shards, kThreads, stream, p);

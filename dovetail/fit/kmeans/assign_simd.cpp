@@ -183,6 +183,13 @@ double SquaredDistances(const float* x, const double* centres, const int32_t* la
   return sum;
 }
 
+double SmallestSquare(const float* x, const double* points, int64_t count, int64_t dim) {
+  double smallest = std::numeric_limits<double>::infinity();
+  for (int64_t j = 0; j < count; ++j)
+    smallest = std::min(smallest, squared_distance(x, points + j * dim, dim));
+  return smallest;
+}
+
 // k-means++ lowers closest[i], the squared distance of row i to the closest chosen point. Most
 // points are farther from most rows. Their scores in float32 prove it (scores_inl.h): a score never
 // exceeds |x - c|^2 - |y|^2. The other distances are computed in float64.
@@ -365,6 +372,7 @@ namespace dovetail::fit {
 HWY_EXPORT(AssignRows);
 HWY_EXPORT(NormsFrom);
 HWY_EXPORT(SquaredDistances);
+HWY_EXPORT(SmallestSquare);
 HWY_EXPORT(IncludePoints);
 
 int64_t assign_rows(const AssignProblem& problem) {
@@ -379,6 +387,10 @@ double norms_from(const float* x, const float* point, int64_t rows, int64_t dim,
 double squared_distances(const float* x, const double* centres, const int32_t* label, int64_t rows,
                          int64_t dim, double* squares, const double* weight) {
   return HWY_DYNAMIC_DISPATCH(SquaredDistances)(x, centres, label, rows, dim, squares, weight);
+}
+
+double smallest_square(const float* x, const double* points, int64_t count, int64_t dim) {
+  return HWY_DYNAMIC_DISPATCH(SmallestSquare)(x, points, count, dim);
 }
 
 void include_points(const ClosestProblem& problem) { HWY_DYNAMIC_DISPATCH(IncludePoints)(problem); }

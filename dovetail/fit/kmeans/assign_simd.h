@@ -60,6 +60,10 @@ double norms_from(const float* x, const float* point, int64_t rows, int64_t dim,
 double squared_distances(const float* x, const double* centres, const int32_t* label, int64_t rows,
                          int64_t dim, double* squares, const double* weight = nullptr);
 
+/// Returns the smallest |x - points[j]|^2 in float64. x has `dim` columns, `points` is (count,
+/// dim). Without points, returns infinity.
+double smallest_square(const float* x, const double* points, int64_t count, int64_t dim);
+
 /// Arguments of include_points. `rows` rows have `dim` columns each. All arrays are contiguous.
 struct ClosestProblem {
   const float* x;        ///< (rows, dim), finite

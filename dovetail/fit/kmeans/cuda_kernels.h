@@ -12,11 +12,10 @@ inline constexpr int64_t kCudaShardRows = 1024;
 struct CudaSquares {
   /// Use of the squared distances.
   enum class Use {
-    kNorms,       ///< one point: sets `norm` to the distance, rounded up; sums the squares
-    kLabels,      ///< the point of a row is `label`: sets `squares`; sums them
-    kInclude,     ///< lowers `squares` to the closest point; sums them
-    kPotentials,  ///< sums min(squares, |x - point|^2) for each point; changes nothing
-    kWeights,     ///< sums `weight`; reads nothing else
+    kNorms,    ///< one point: sets `norm` to the distance, rounded up; sums the squares
+    kLabels,   ///< the point of a row is `label`: sets `squares`; sums them
+    kInclude,  ///< lowers `squares` to the closest point; sums them
+    kWeights,  ///< sums `weight`; reads nothing else
   } use;
   const float* x;  ///< (rows, dim)
   int64_t rows, dim;
@@ -26,7 +25,7 @@ struct CudaSquares {
   float* norm;           ///< (rows); kNorms only
   double* squares;       ///< (rows); not for kNorms
   const double* weight;  ///< (rows): factors of the rows in sums; null: 1
-  double* sums;          ///< (shards, count) for kPotentials, otherwise (shards)
+  double* sums;          ///< (shards)
 };
 
 /// Arguments of CudaKernels::nearest and CudaKernels::sums, two halves of `kmeans.assign`. All

@@ -6,12 +6,15 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/base/schema/enum_names.h"
+#include "dovetail/fit/kmeans/assign_simd.h"
 
 namespace dovetail::fit {
 namespace {
@@ -90,34 +93,105 @@ class PointSet {
   /// Returns one point (1, D), drawn in proportion to the weights.
   virtual at::Tensor first(Draws& draws) const = 0;
   /// Returns points (count, D), drawn in proportion to their potentials. A potential is a weight
-  /// times the squared distance to the closest included point.
-  virtual at::Tensor draw(Draws& draws, int64_t count) const = 0;
-  /// Includes a point. Returns the new sum of potentials.
-  virtual double include(const at::Tensor& point) = 0;
-  /// Includes the candidate that leaves the smallest sum of potentials.
-  struct Best {
-    int64_t index;
-    double potential;  ///< the new sum
-  };
-  virtual Best include_best(const at::Tensor& candidates) = 0;
+  /// times the squared distance to the closest included point. Returns an undefined tensor if all
+  /// potentials are 0.
+  virtual at::Tensor draw(Draws& draws, int64_t count) = 0;
+  /// Includes a point.
+  virtual void include(const at::Tensor& point) = 0;
+  /// Includes the candidate that leaves the smallest sum of potentials. Returns its index.
+  virtual int64_t include_best(const at::Tensor& candidates) = 0;
 };
 
-/// All rows of the data. No matrix of all differences is formed.
+/// All rows of the data. A pass over the rows computes their potentials, `renew`. Many points are
+/// chosen between two passes:
+///   - Each pass draws proposals in proportion to the potentials. Before a proposal is used, its
+///     potential is computed anew. The probability to take it is new / old potential, so draws are
+///     exact (Cohen-Addad et al., Fast and Accurate k-means++ via Rejection Sampling, 2020).
+///   - Candidates are compared by a sample. It has rows drawn in proportion to the potentials, with
+///     weights 1 / potential. So its sums are unbiased estimates of the sums over all rows. A table
+///     that is no larger than its sample is its own sample.
 class AllRows : public PointSet {
  public:
-  explicit AllRows(KMeansData& data) : data_(data) { data.forget_closest(); }
-  at::Tensor first(Draws& draws) const override { return any_row(data_, draws); }
-  at::Tensor draw(Draws& draws, int64_t count) const override {
-    return rows_at(data_, data_.draw(draws.next(count)));
+  AllRows(KMeansData& data, int64_t num_centres)
+      : data_(data),
+        sample_rows_(std::max(kMinSample, kSampleOfCentre * num_centres)),
+        num_proposals_(std::max(kMinProposals, kProposalsOfCentre * num_centres)) {
+    data.forget_closest();
   }
-  double include(const at::Tensor& point) override { return data_.include(point); }
-  Best include_best(const at::Tensor& candidates) override {
-    const auto index = data_.potentials(candidates).argmin().item<int64_t>();
-    return {index, data_.choose(index)};
+  at::Tensor first(Draws& draws) const override { return any_row(data_, draws); }
+  void include(const at::Tensor& point) override {
+    const auto* from = point.const_data_ptr<double>();
+    chosen_.insert(chosen_.end(), from, from + data_.columns());
+  }
+  at::Tensor draw(Draws& draws, int64_t count) override {
+    std::vector<int64_t> taken;
+    while (std::ssize(taken) < count) {
+      if (is_stale() && renew(draws) == 0) return {};
+      const int64_t proposal = next_++;
+      if (is_taken(proposal, draws)) taken.push_back(rows_.const_data_ptr<int64_t>()[proposal]);
+    }
+    return rows_at(data_, at::tensor(taken, at::kLong));
+  }
+  int64_t include_best(const at::Tensor& candidates) override {
+    const auto index = sample_->potentials(candidates).argmin().item<int64_t>();
+    potential_ = sample_->choose(index);
+    include(candidates.slice(0, index, index + 1));
+    return index;
   }
 
  private:
+  // Measured in docs/design/hybrid.md: the start is as good as with all rows.
+  static constexpr int64_t kSampleOfCentre = 64, kMinSample = 4096;
+  static constexpr int64_t kProposalsOfCentre = 16, kMinProposals = 256;
+
+  /// Returns true if most proposals would be refused, or none is left.
+  bool is_stale() const {
+    return !sample_ || next_ == num_proposals_ || potential_ < renewed_potential_ / 2;
+  }
+
+  bool is_taken(int64_t proposal, Draws& draws) const {
+    const int64_t row = rows_.const_data_ptr<int64_t>()[proposal], dim = data_.columns();
+    const double before = squares_.const_data_ptr<double>()[proposal];
+    const auto points = std::span(chosen_).subspan(static_cast<size_t>(included_));
+    const double now =
+        std::min(before, smallest_square(data_.x().const_data_ptr<float>() + row * dim,
+                                         points.data(), std::ssize(points) / dim, dim));
+    return draws.next() * before < now;
+  }
+
+  /// Includes all chosen points in the potentials, and draws proposals and the sample anew. Returns
+  /// the sum of the potentials.
+  double renew(Draws& draws) {
+    const at::Tensor chosen = at::tensor(chosen_, at::kDouble).view({-1, data_.columns()});
+    const double sum = data_.include(chosen.slice(0, included_ / data_.columns()));
+    included_ = std::ssize(chosen_);
+    if (sum == 0) return 0;
+    const bool all = data_.rows() <= sample_rows_;
+    const KMeansData::Drawn drawn =
+        data_.draw(draws.next(num_proposals_ + (all ? 0 : sample_rows_)));
+    rows_ = drawn.rows.slice(0, 0, num_proposals_);
+    squares_ = drawn.squares.slice(0, 0, num_proposals_);
+    next_ = 0;
+    if (all) {
+      sample_.emplace(data_.x(), nullptr, data_.weights());
+    } else {
+      const at::Tensor squares = drawn.squares.slice(0, num_proposals_);
+      sample_.emplace(data_.x().index_select(0, drawn.rows.slice(0, num_proposals_)), nullptr,
+                      squares[0] / squares);
+    }
+    sample_->forget_closest();
+    renewed_potential_ = potential_ = sample_->include(chosen);
+    return sum;
+  }
+
   KMeansData& data_;
+  const int64_t sample_rows_, num_proposals_;
+  std::vector<double> chosen_;        ///< all chosen points, (M, D)
+  int64_t included_ = 0;              ///< number of elements of `chosen_` in the rows' potentials
+  at::Tensor rows_, squares_;         ///< rows of the proposals and their old potentials
+  int64_t next_ = 0;                  ///< next proposal
+  std::optional<KMeansData> sample_;  ///< includes all chosen points
+  double potential_ = 0, renewed_potential_ = 0;  ///< sums of the sample: now, and after `renew`
 };
 
 /// Points (M, D), chosen from the rows, with a weight each.
@@ -130,14 +204,13 @@ class WeightedPoints : public PointSet {
     closest_ = at::full_like(weights, std::numeric_limits<double>::infinity());
   }
   at::Tensor first(Draws& draws) const override { return drawn(weights_, draws, 1); }
-  at::Tensor draw(Draws& draws, int64_t count) const override {
-    return drawn(closest_ * weights_, draws, count);
+  at::Tensor draw(Draws& draws, int64_t count) override {
+    const at::Tensor potentials = closest_ * weights_;
+    if (!potentials.any().item<bool>()) return {};
+    return drawn(potentials, draws, count);
   }
-  double include(const at::Tensor& point) override {
-    closest_ = closest_with(point);
-    return sum_in_order(closest_ * weights_);
-  }
-  Best include_best(const at::Tensor& candidates) override {
+  void include(const at::Tensor& point) override { closest_ = closest_with(point); }
+  int64_t include_best(const at::Tensor& candidates) override {
     int64_t best = 0;
     double least = std::numeric_limits<double>::infinity();
     for (int64_t i = 0; i < candidates.size(0); ++i) {
@@ -146,7 +219,8 @@ class WeightedPoints : public PointSet {
       least = potential;
       best = i;
     }
-    return {best, include(candidates.slice(0, best, best + 1))};
+    include(candidates.slice(0, best, best + 1));
+    return best;
   }
 
  private:
@@ -166,17 +240,14 @@ class WeightedPoints : public PointSet {
 at::Tensor plus_plus(PointSet&& points, int64_t num_centres, Draws& draws) {
   const auto trials = static_cast<int64_t>(2 + std::log(static_cast<double>(num_centres)));
   std::vector<at::Tensor> chosen = {points.first(draws)};
-  double potential = points.include(chosen[0]);
+  points.include(chosen[0]);
   while (std::ssize(chosen) < num_centres) {
-    if (potential == 0) {
-      chosen.push_back(chosen[0]);
-      continue;
-    }
     const at::Tensor candidates = points.draw(draws, trials);
-    const auto [best, sum] = points.include_best(candidates);
+    if (!candidates.defined()) break;
+    const int64_t best = points.include_best(candidates);
     chosen.push_back(candidates.slice(0, best, best + 1));
-    potential = sum;
   }
+  chosen.resize(static_cast<size_t>(num_centres), chosen[0]);
   return at::cat(chosen);
 }
 
@@ -222,7 +293,7 @@ at::Tensor initial_centres(KMeansData& data, int64_t num_centres, KMeansInit ini
   Draws draws(seed);
   switch (init) {
     case KMeansInit::kPlusPlus:
-      return plus_plus(AllRows(data), num_centres, draws);
+      return plus_plus(AllRows(data, num_centres), num_centres, draws);
     case KMeansInit::kParallel:
       return parallel(data, num_centres, draws);
     case KMeansInit::kRandom:

@@ -13,7 +13,7 @@ namespace dovetail::fit {
 enum class KMeansInit {
   /// k-means++ (Arthur, Vassilvitskii 2007). Each centre is the best of 2 + ln K drawn rows. A row
   /// is drawn with a probability proportional to its squared distance to the nearest previous
-  /// centre.
+  /// centre. A sample of max(4096, 64 K) rows decides which is the best.
   kPlusPlus,
   /// k-means|| (Bahmani et al. 2012). Each of five rounds draws about 2 K rows. k-means++ then
   /// chooses K of them.

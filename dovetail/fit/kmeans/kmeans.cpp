@@ -178,7 +178,7 @@ at::Tensor KMeansData::rows_with_weight() const { return weights_.nonzero().flat
 at::Tensor KMeansData::labels() const { return jobs::rows_on(workers_.get(), resident_, kLabels); }
 
 at::Tensor KMeansData::closest() {
-  if (pending_.size(0) > 0) include(pending_.slice(0, 0, 0), pending_.slice(0, 0, 0));
+  include_pending();
   return jobs::rows_on(workers_.get(), resident_, kSquares);
 }
 
@@ -189,12 +189,8 @@ void KMeansData::forget_closest() {
   pending_ = pending_.slice(0, 0, 0);
 }
 
-jobs::Partial KMeansData::include(const at::Tensor& points, const at::Tensor& candidates) {
-  const at::Tensor all = checked_centres(at::cat({pending_, points, candidates}), columns());
-  const int64_t included = all.size(0) - candidates.size(0);
-  jobs::Partial sums = run("kmeans.include", {all, at::scalar_tensor(included, at::kLong), shift_});
-  pending_ = pending_.slice(0, 0, 0);
-  return sums;
+void KMeansData::include_pending() {
+  if (pending_.size(0) > 0) include(pending_.slice(0, 0, 0));
 }
 
 double KMeansData::sum_of_masses() const {
@@ -206,7 +202,9 @@ double KMeansData::include(const at::Tensor& points) {
   // Many points: a matrix product in float32 finds the nearest one faster.
   constexpr int64_t kFew = 16;
   if (points.size(0) <= kFew) {
-    masses_ = include(points, points.slice(0, 0, 0)).of_shards.select(1, 0);
+    const at::Tensor all = checked_centres(at::cat({pending_, points}), columns());
+    masses_ = run("kmeans.include", {all, shift_}).of_shards.select(1, 0);
+    pending_ = pending_.slice(0, 0, 0);
   } else {
     const at::Tensor before = closest().clone();
     assign(points);
@@ -220,13 +218,15 @@ double KMeansData::include(const at::Tensor& points) {
   return sum_of_masses();
 }
 
-at::Tensor KMeansData::draw(const at::Tensor& uniform) const {
+KMeansData::Drawn KMeansData::draw(const at::Tensor& uniform) const {
+  DOVETAIL_CHECK(pending_.size(0) == 0, "draw: a chosen point is not included");
   const at::Tensor upto = masses_.cumsum(0), shards = draw_by_mass(masses_, uniform);
   const at::Tensor mass = masses_.index_select(0, shards),
                    before = upto.index_select(0, shards) - mass;
   const at::Tensor within =
       ((uniform * upto[-1] - before) / mass).clamp(0, std::nextafter(1.0, 0.0));
-  return run("kmeans.draw", {shards, within, pending_, shift_}).tensors[0];
+  const jobs::Partial drawn = run("kmeans.draw", {shards, within});
+  return {drawn.tensors[0], drawn.tensors[1]};
 }
 
 at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform) {
@@ -237,16 +237,17 @@ at::Tensor draw_by_mass(const at::Tensor& mass, const at::Tensor& uniform) {
 }
 
 at::Tensor KMeansData::potentials(const at::Tensor& points) {
-  const jobs::Partial sums = include(pending_.slice(0, 0, 0), points);
+  const at::Tensor all = checked_centres(at::cat({pending_, points}), columns()),
+                   included = at::scalar_tensor(pending_.size(0), at::kLong);
+  potentials_ = run("kmeans.potentials", {all, included, shift_}).tensors[0];
+  pending_ = pending_.slice(0, 0, 0);
   candidates_ = points;
-  potentials_ = sums.of_shards;
-  return sums.tensors[0];
+  return potentials_;
 }
 
 double KMeansData::choose(int64_t index) {
   pending_ = candidates_.slice(0, index, index + 1);
-  masses_ = potentials_.select(1, index).contiguous();
-  return sum_of_masses();
+  return potentials_[index].item<double>();
 }
 
 at::Tensor KMeansData::shifted_sums(const jobs::Partial& partial) const {

@@ -33,10 +33,10 @@ constexpr int64_t kKMeansBatchGrain = 1024;
 /// probabilities. A row of weight 0 only gets a label. Weights of 1 give the bits of no weights.
 ///
 /// Most members run a task (jobs/task.h) on shards of the rows. The tasks are `kmeans.norms`,
-/// `kmeans.assign`, `kmeans.distances`, `kmeans.include` and `kmeans.draw`. Task `kmeans.batch`
-/// runs on shards of a list of row numbers. Tasks run on the `workers` (jobs/workers.h) passed to
-/// the constructor. Without workers, they run on the threads of this process. If the workers are
-/// several nodes (processes), every node must call every member.
+/// `kmeans.assign`, `kmeans.distances`, `kmeans.include`, `kmeans.potentials` and `kmeans.draw`.
+/// Task `kmeans.batch` runs on shards of a list of row numbers. Tasks run on the `workers`
+/// (jobs/workers.h) passed to the constructor. Without workers, they run on the threads of this
+/// process. If the workers are several nodes (processes), every node must call every member.
 class KMeansData {
  public:
   /// Indices of the tensors of the rows:
@@ -89,16 +89,21 @@ class KMeansData {
   at::Tensor closest();
   /// Adds points (M, D) float64 to the chosen ones. Returns the new sum of closest().
   double include(const at::Tensor& points);
-  /// Draws T rows with probabilities proportional to closest(). Returns their numbers, (T) int64.
-  /// `uniform` (T) float64 holds a uniform random number in [0, 1) for each draw. The latest call
-  /// of `include` or `choose` must have returned a sum above 0.
+  /// Rows drawn by `draw`.
+  struct Drawn {
+    at::Tensor rows;     ///< their numbers, (T) int64
+    at::Tensor squares;  ///< closest() of these rows, (T) float64
+  };
+  /// Draws T rows with probabilities proportional to closest(), times the weights. `uniform` (T)
+  /// float64 holds a uniform random number in [0, 1) for each draw. The latest change of closest()
+  /// must be a call of `include` that returned a sum above 0.
   ///
   /// On several nodes, no distances of rows are sent. A draw first selects a shard by the sums of
   /// all shards, which the tasks exchanged. The node that holds the distances of this shard then
   /// selects the row. The sums are small compared with the rows, up to some hundred million rows.
-  at::Tensor draw(const at::Tensor& uniform) const;
+  Drawn draw(const at::Tensor& uniform) const;
   /// Returns, for each of the points (M, D), the sum of closest() if only this point were included.
-  /// The result has shape (M).
+  /// The result has shape (M). Runs on CPUs only.
   at::Tensor potentials(const at::Tensor& points);
   /// Adds point `index` of the latest call of `potentials` to the chosen ones. Returns the new sum
   /// of closest(). Reads no rows: the next pass over the rows includes the point.
@@ -128,8 +133,8 @@ class KMeansData {
   jobs::Partial run(const char* task, const std::vector<at::Tensor>& parameters) const;
   jobs::Partial run(const char* task, const std::vector<at::Tensor>& parameters,
                     const jobs::Shards& shards) const;
-  /// Runs `kmeans.include` for chosen points, those in `pending_` included, and candidates.
-  jobs::Partial include(const at::Tensor& points, const at::Tensor& candidates);
+  /// Includes the points in `pending_`.
+  void include_pending();
   /// Returns the sum of closest().
   double sum_of_masses() const;
   /// Returns the sum of (x - shift) over the rows with each label, (K, D) float64.
@@ -143,8 +148,7 @@ class KMeansData {
   double total_weight_ = 0;  ///< number of rows, or sum of their weights
   at::Tensor masses_;        ///< sum of closest() over the rows of each shard
   at::Tensor pending_;       ///< chosen points (P, D) float64 that kSquares does not include yet
-  /// Latest call of `potentials`: its points, and their sums over each shard, (shards, M).
-  at::Tensor candidates_, potentials_;
+  at::Tensor candidates_, potentials_;  ///< points and result of the latest call of `potentials`
 };
 
 /// Draws T indices with probabilities proportional to `mass` (N) float64, which must not be all

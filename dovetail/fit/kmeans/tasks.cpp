@@ -2,11 +2,14 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
+#include <vector>
 
 #include "dovetail/fit/kmeans/assign_simd.h"
 #include "dovetail/fit/kmeans/kmeans.h"
@@ -157,46 +160,58 @@ at::Tensor include(const Rows& rows, const at::Tensor& points, int64_t included,
   return sums.narrow(1, 0, width);
 }
 
-/// Parameters: points (M, D) float64, number of points to include () int64, shift (D) float32. The
-/// other points are T candidates. Lowers squares to the included points. Partial: the sums (T) of
-/// min(squares, |x - candidate|^2). Without candidates, T = 1: the sum of the squares. `of_shards`
-/// has the sums of each shard (shards, T).
-jobs::Partial include_task(const jobs::Parameters& parameters, const jobs::Shards& shards) {
-  const Rows rows(shards);
-  const at::Tensor of_shards =
-      include(rows, parameters[0], parameters[1].item<int64_t>(), parameters[2], shards)
-          .contiguous();
+/// Returns the sum of the rows of a matrix along the tree of the shards.
+at::Tensor sum_along_tree(const at::Tensor& of_shards) {
   jobs::ArrayTree sums(of_shards.size(1));
   const auto* from = of_shards.const_data_ptr<double>();
   for (int64_t i = 0; i < of_shards.size(0); ++i, from += of_shards.size(1))
     std::copy_n(from, of_shards.size(1), sums.next());
-  return {{sums.take()}, weight_of(rows, shards), of_shards};
+  return sums.take();
 }
 
-/// Parameters: shards (T) int64, uniform numbers (T) in [0, 1] float64, points (M, D) float64 that
-/// squares do not include yet, shift (D) float32. Partial, (T) int64: the row for each draw from
-/// one of these shards, and 0 for other draws. Nothing, if there is no such draw. Rows are drawn by
-/// draw_by_mass of the squares to the closest point, times the weights. Changes no squares. Runs on
-/// any device.
+/// Parameters: points (M, D) float64, shift (D) float32. Lowers squares to the points. Partial: the
+/// sum of the squares, (1) float64. `of_shards` has the sum of each shard (shards, 1).
+jobs::Partial include_task(const jobs::Parameters& parameters, const jobs::Shards& shards) {
+  const Rows rows(shards);
+  const at::Tensor of_shards =
+      include(rows, parameters[0], parameters[0].size(0), parameters[1], shards).contiguous();
+  return {{sum_along_tree(of_shards)}, weight_of(rows, shards), of_shards};
+}
+
+/// Parameters: points (M, D) float64, number of points to include () int64, shift (D) float32. The
+/// other points are T candidates. Lowers squares to the included points. Partial: the sums of
+/// min(squares, |x - candidate|^2), (T) float64.
+jobs::Partial potentials_task(const jobs::Parameters& parameters, const jobs::Shards& shards) {
+  const Rows rows(shards);
+  const at::Tensor of_shards =
+      include(rows, parameters[0], parameters[1].item<int64_t>(), parameters[2], shards);
+  return {{sum_along_tree(of_shards.contiguous())}, weight_of(rows, shards)};
+}
+
+/// Parameters: shards (T) int64, uniform numbers (T) in [0, 1] float64. Partial: for each draw from
+/// one of these shards, the row (T) int64 and its square (T) float64. Other draws have zeros.
+/// Nothing, if there is no such draw. Rows are drawn by draw_by_mass of the squares times the
+/// weights. Runs on any device.
 jobs::Partial draw_task(const jobs::Parameters& parameters, const jobs::Shards& shards) {
   // Sums have a fixed order on the CPU only.
-  const at::Tensor from = parameters[0].cpu(), uniform = parameters[1].cpu(),
-                   points = parameters[2].cpu(), shift = parameters[3].cpu();
-  jobs::Partial partial{.weight = static_cast<double>(shards.size)};
+  const at::Tensor from = parameters[0].cpu(), uniform = parameters[1].cpu();
+  std::map<int64_t, std::vector<int64_t>> draws;
   for (int64_t t = 0; t < from.numel(); ++t) {
     const int64_t shard = from.const_data_ptr<int64_t>()[t] - shards.begin / shards.grain;
-    if (shard < 0 || shard >= shards.count()) continue;
+    if (shard >= 0 && shard < shards.count()) draws[shard].push_back(t);
+  }
+  jobs::Partial partial{.weight = static_cast<double>(shards.size)};
+  if (!draws.empty()) partial.tensors = {at::zeros_like(from), at::zeros_like(uniform)};
+  for (const auto& [shard, these] : draws) {
     const jobs::Shards one = shards.part(shard, 1);
-    Rows rows(one);
-    for (at::Tensor& tensor : rows.tensors) tensor = tensor.cpu();
-    at::Tensor& mass = rows.tensors[KMeansData::kSquares];
-    if (points.size(0) > 0) {
-      mass = mass.clone();
-      include(rows, points, points.size(0), shift, one);
-    }
-    if (rows.weighted()) mass = mass * rows.tensors[KMeansData::kWeights];
-    if (partial.tensors.empty()) partial.tensors = {at::zeros_like(from)};
-    partial.tensors[0][t] = draw_by_mass(mass, uniform.narrow(0, t, 1))[0] + one.begin;
+    const Rows rows(one);
+    const at::Tensor squares = rows.tensors[KMeansData::kSquares].cpu();
+    const at::Tensor mass =
+        rows.weighted() ? squares * rows.tensors[KMeansData::kWeights].cpu() : squares;
+    const at::Tensor index = at::tensor(these, at::kLong);
+    const at::Tensor drawn = draw_by_mass(mass, uniform.index_select(0, index));
+    partial.tensors[0].index_copy_(0, index, drawn + one.begin);
+    partial.tensors[1].index_copy_(0, index, squares.index_select(0, drawn));
   }
   return partial;
 }
@@ -211,6 +226,8 @@ const jobs::TaskRegistration kDistances("kmeans.distances", at::kCPU, distances_
                                         {KMeansData::kSquares}, kBlock);
 const jobs::TaskRegistration kInclude("kmeans.include", at::kCPU, include_task,
                                       {KMeansData::kSquares}, kBlock);
+const jobs::TaskRegistration kPotentials("kmeans.potentials", at::kCPU, potentials_task,
+                                         {KMeansData::kSquares}, kBlock);
 const jobs::TaskRegistration kDraw("kmeans.draw", at::kCPU, draw_task, {}, kBlock);
 const jobs::TaskRegistration kDrawOnGpu("kmeans.draw", at::kCUDA, draw_task, {}, jobs::Takes::kAny);
 

@@ -237,25 +237,13 @@ Blocks batch_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shar
 Blocks include_on_gpu(const jobs::Parameters& parameters, const jobs::Shards& shards,
                       int64_t place) {
   const GpuRows rows(shards);
-  const auto included = parameters[1].item<int64_t>();
-  const int64_t num_candidates = parameters[0].size(0) - included;
-  const bool choosing = num_candidates > 0;
-  CudaSquares lower =
-      problem_of(CudaSquares::Use::kInclude, rows, parameters[0].narrow(0, 0, included));
-  CudaSquares choose = problem_of(CudaSquares::Use::kPotentials, rows,
-                                  parameters[0].narrow(0, included, num_candidates));
-  lower.squares = choose.squares = rows.squares();
-  if (choosing && included > 0) {
-    const at::Tensor unused = rows.empty({shards.count()}, at::kDouble);
-    squares(lower, 0, shards.count(), unused.mutable_data_ptr<double>());
-  }
-  const int64_t width = std::max<int64_t>(1, num_candidates), most = most_shards(width);
-  const at::Tensor sums_of_shards = rows.empty({shards.count(), width}, at::kDouble);
+  CudaSquares problem = problem_of(CudaSquares::Use::kInclude, rows, parameters[0]);
+  problem.squares = rows.squares();
+  const int64_t most = most_shards(1);
+  const at::Tensor sums_of_shards = rows.empty({shards.count(), 1}, at::kDouble);
   Blocks blocks = add_on_gpu(
-      shards, place, width, most,
-      [&](int64_t first, int64_t count, double* sums) {
-        squares(choosing ? choose : lower, first, count, sums);
-      },
+      shards, place, 1, most,
+      [&](int64_t first, int64_t count, double* sums) { squares(problem, first, count, sums); },
       sums_of_shards);
   const at::Tensor of_shards = read(sums_of_shards);
   for (jobs::BlockSum& block : blocks)
