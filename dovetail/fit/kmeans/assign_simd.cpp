@@ -277,7 +277,7 @@ class Screen {
       const FloatVector bound = load(limit + j * kLanes);
       const auto there =
           hn::FirstN(d, static_cast<size_t>(std::max<int64_t>(0, count - j * kLanes)));
-      auto id = hn::Iota(di, first + static_cast<int32_t>(j * kLanes));
+      auto id = count_from(first + static_cast<int32_t>(j * kLanes));
       for (int c = 0; c < kPoints; ++c) {
         // A score that is at least the limit proves that the point is no closer. Numbers that
         // overflow prove nothing.

@@ -106,7 +106,7 @@ class PointSet {
 /// chosen between two passes:
 ///   - Each pass draws proposals in proportion to the potentials. Before a proposal is used, its
 ///     potential is computed anew. The probability to take it is new / old potential, so draws are
-///     exact (Cohen-Addad et al., Fast and Accurate k-means++ via Rejection Sampling, 2020).
+///     exact (Cohen-Addad et al. 2020, Fast and Accurate k-means++ via Rejection Sampling).
 ///   - Candidates are compared by a sample. It has rows drawn in proportion to the potentials, with
 ///     weights 1 / potential. So its sums are unbiased estimates of the sums over all rows. A table
 ///     that is no larger than its sample is its own sample.

@@ -32,6 +32,13 @@ constexpr std::array<std::array<uint8_t, 8>, 256> kSetBits = [] {
   return all;
 }();
 
+/// Returns the integers from `first` on. Iota(d, first) would write the lanes one by one to memory
+/// and read them as a vector, which stalls.
+HWY_INLINE auto count_from(int32_t first) {
+  const hn::RebindToSigned<FloatTag> d;
+  return hn::Add(hn::Iota(d, 0), hn::Set(d, first));
+}
+
 /// Stores the lanes of `mask` one after another, and undefined numbers up to kLanes.
 template <class Int, class Mask>
 HWY_INLINE void store_compressed(Int numbers, Mask mask, int32_t* to) {
@@ -341,19 +348,22 @@ HWY_INLINE int64_t label_lanes(const AssignProblem& p, const Centres& centres, i
   if (HWY_UNLIKELY(
           !hn::AllTrue(FloatTag(), hn::Lt(hn::Add(n.best, centres.doubt(norm)), n.second))))
     index = settle(p, centres, begin, count, n);
-  const auto label = hn::ConvertTo(d, index), row = hn::Iota(d, static_cast<int32_t>(first));
+  const auto label = hn::ConvertTo(d, index), row = count_from(static_cast<int32_t>(first));
   const auto there = hn::FirstN(d, static_cast<size_t>(count));
-  HWY_ALIGN int32_t before[kLanes] = {}, after[kLanes];
-  std::copy_n(p.label + begin, count, before);
-  hn::Store(label, d, after);
-  std::copy_n(after, count, p.label + begin);
+  const bool full = count == kLanes;
+  const auto before =
+      full ? hn::LoadU(d, p.label + begin) : hn::MaskedLoad(there, d, p.label + begin);
+  if (full)
+    hn::StoreU(label, d, p.label + begin);
+  else
+    hn::BlendedStore(label, there, d, p.label + begin);
 #pragma GCC unroll 8
   for (int c = 0; c < kCentres; ++c) {
     const auto mine = hn::And(hn::Eq(label, hn::Set(d, c)), there);
     store_compressed(row, mine, by_label.row[c] + by_label.count[c]);
     by_label.count[c] += static_cast<int64_t>(hn::CountTrue(d, mine));
   }
-  return static_cast<int64_t>(hn::CountTrue(d, hn::And(hn::Ne(label, hn::Load(d, before)), there)));
+  return static_cast<int64_t>(hn::CountTrue(d, hn::And(hn::Ne(label, before), there)));
 }
 
 /// Sets the labels of a block of `count` rows from row `begin` on, and groups them. Returns the
