@@ -22,7 +22,7 @@ The base of D and K is P, the base of all others is none. A gain counts if all r
 above 1, or below 1. Otherwise it is within the spread, and the technique gains nothing that can be seen.
 
 With `--link` (as tc writes it, 200mbit) two more ranks run in two network namespaces. A link of this bandwidth
-connects them. That needs root.
+connects them. Namespaces need root.
 
 The engine's trace of one step on rank 0 gives the operators of a step and three shares of its time. In these, rows
 are moved (memory), messages are in flight (communication) and the dense part computes.
@@ -56,7 +56,7 @@ GRANULE = 512  # samples to which the largest batch is found
 P, D, K = "embedding.packing=true", f"train.micro_batch={BATCH // 4}", "embedding.groups=4"
 ARMS = {"none": ["embedding.packing=false"], "P": [P], "P+D": [P, D], "P+K": [P, K], "P+D+K": [P, D, K]}
 ARMS["auto"] = [P, "train.micro_batch=auto", "embedding.groups=auto"]
-BASES = {"P+D": "P", "P+K": "P", "P+D+K": "P"}  # of gains; "none" for the others
+BASES = {"P+D": "P", "P+K": "P", "P+D+K": "P"}  # the others are compared with "none"
 MEMORY = ("dovetail::embedding_pool", "dovetail::embedding_update", "dovetail::embedding_tiers_begin")
 MEMORY += ("dovetail::embedding_tiers_end", "dovetail::embedding_stitch")
 LANES = {"memory": MEMORY, "communication": ("gloo:",), "compute": ("forward", "backward")}
