@@ -1,0 +1,299 @@
+"""Training of a DLRM, whole jobs: `dovetail train` compared with plain PyTorch and FBGEMM.
+
+usage: ./dev bench dlrm [--device cpu|cuda] [--features N] [--rows N] [--dim N] [--batch N] [--steps N] [--rounds N]
+       [--threads N] [--peers] [--without-kernel] [--out FILE]
+
+Data: generated Parquet with 13 numbers and one id for each of `--features` features. Ids come from a Zipf distribution
+(1.05) over permuted rows, and the label depends on both. The dense part (bottom 512-256, top 512-256), the batches,
+their order and the optimizer of the dense part (AdamW, fused in PyTorch) are the same on all sides. Defaults are for a
+CPU. The setting for a GPU is `--device cuda --rows 1000000 --dim 64 --batch 65536`. Sides:
+
+- dovetail: `dovetail train`, which reads the Parquet file while it trains. Optimizers of the tables: row-wise Adagrad,
+  and Adagrad
+- torch: one `nn.EmbeddingBag(sparse=True)` for each table, with `torch.optim.Adagrad`
+- torch fused: dense gradients of all tables, with `Adagrad(fused=True)`; only if the tables have at most 2 million rows
+  in all, since each step writes every row
+- torch compiled: like torch, and `torch.compile` for the dense part
+- FBGEMM: `SplitTableBatchedEmbeddingBagsCodegen` with row-wise Adagrad, and the compiled dense part. `--peers` installs
+  PyPI fbgemm-gpu-cpu for `--device cpu`; on a GPU an installed fbgemm_gpu is used
+
+The peers' batches lie ready on the device, so their input costs nothing. Sides take turns within a round. A side's
+samples/s are from the second half of its steps, and its best round counts. Claims:
+
+- dovetail with Adagrad against the fastest side of torch: at least as fast on a CPU, twice as fast on a GPU
+- dovetail with row-wise Adagrad is at least as fast as FBGEMM
+- all sides end with the same loss, to 0.01
+
+Exit code 1 when one does not hold. `--without-kernel` trains with DOVETAIL_DISABLE=embedding, on a CPU only.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import pyarrow as pa
+import torch
+from peers import add_peers, machine
+from pyarrow import parquet
+from torch import Tensor, nn
+
+from runs import DOVETAIL, ROOT, read_lines
+
+DENSE, BOTTOM, TOP, LR, TABLE_LR = 13, [512, 256], [512, 256], 1e-3, 0.02
+FBGEMM = ["fbgemm-gpu-cpu==1.6.0"]
+FUSED_ROWS = 2_000_000
+
+
+def write_rows(path: pathlib.Path, options) -> dict[str, np.ndarray]:
+    """Writes as many rows as the steps read, and returns them."""
+    draw, samples = np.random.default_rng(1), options.batch * options.steps
+    shares = np.cumsum(np.arange(1, options.rows + 1) ** -1.05)
+    dense = draw.standard_normal((samples, DENSE), dtype=np.float32)
+    score = dense @ draw.normal(0, 0.2, DENSE)
+    ids = np.empty((samples, options.features), np.int64)
+    for i in range(options.features):
+        ranks = np.searchsorted(shares, draw.random(samples) * shares[-1])
+        ids[:, i] = draw.permutation(options.rows)[np.minimum(ranks, options.rows - 1)]
+        score += draw.normal(0, 0.3, options.rows)[ids[:, i]]
+    label = (draw.random(samples) < 1 / (1 + np.exp(-score))).astype(np.int8)
+    columns = {"label": label} | {f"x{i}": dense[:, i] for i in range(DENSE)}
+    columns |= {f"c{i}": ids[:, i] for i in range(options.features)}
+    parquet.write_table(pa.table(columns), path, row_group_size=1 << 16)
+    return {"label": label.astype(np.float32), "dense": dense, "ids": ids}
+
+
+class Ours:
+    """`dovetail train` with one optimizer of the tables."""
+
+    def __init__(self, folder: pathlib.Path, optimizer: str, options):
+        self.folder, self.options = folder, options
+        count = options.features
+        columns = [f'  {{ columns = ["c{i}"], ids = "integer", num_rows = {options.rows} }},' for i in range(count)]
+        sparse = "\n".join(columns)
+        dense = ", ".join(f'"x{i}"' for i in range(DENSE))
+        self.config = folder / f"{optimizer}.toml"
+        self.config.write_text(
+            f'[run]\ndevice = "{options.device}"\nthreads = {options.threads}\n\n[recommender]\nmodel = "dlrm"\n'
+            f"dim = {options.dim}\nbottom = {BOTTOM}\ndeep = {TOP}\n\n"
+            f'[rows]\nfiles = ["{folder}/rows.parquet"]\nlabel = "label"\nshuffle_window = 1\n'
+            f"validation_fraction = 0\ndense = [{{ columns = [{dense}] }}]\nsparse = [\n{sparse}]\n\n"
+            f'[embedding]\noptimizer = "{optimizer}"\nlr = {TABLE_LR}\n\n[train]\nbatch = {options.batch}\n'
+            f"steps = {options.steps}\n\n[optimizer]\nlr = {LR}\nweight_decay = 0.0\n\n"
+            '[schedule]\nwarmup_steps = 0\ndecay = "constant"\n\n[checkpoint]\nevery_steps = 0\n\n'
+            "[log]\ntensorboard = false\n"
+        )
+
+    def train(self) -> tuple[float, float]:
+        run = self.folder / f"{self.config.stem}-{time.monotonic_ns()}"
+        command = [str(DOVETAIL), "train", str(self.config), "--set", f"run.folder={run}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"bench/dlrm: {' '.join(command)} ended with code {done.returncode}\n{done.stderr}")
+        times = {line["step"]: line["time_s"] for line in read_lines(run, "timings.jsonl")}
+        half = self.options.steps // 2
+        seconds = times[self.options.steps] - times[half]
+        losses = [line["loss"] for line in read_lines(run, "metrics.jsonl") if line["step"] > half and "loss" in line]
+        return self.options.batch * (self.options.steps - half) / seconds, statistics.fmean(losses)
+
+
+class DensePart(nn.Module):
+    """DLRM (Naumov et al. 2019) without its tables: numbers and pooled rows in, logits out."""
+
+    def __init__(self, features: int, dim: int):
+        super().__init__()
+        vectors = features + 1
+        self.bottom = tower([DENSE, *BOTTOM, dim])
+        self.top = tower([dim + vectors * (vectors - 1) // 2, *TOP])
+        self.head = nn.Linear(TOP[-1], 1)
+        self.register_buffer("pairs", torch.tril_indices(vectors, vectors, -1))
+
+    def forward(self, dense: Tensor, rows: Tensor) -> Tensor:
+        bottom = self.bottom(dense)
+        vectors = torch.cat([bottom.unsqueeze(1), rows], 1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+        return self.head(self.top(torch.cat([bottom, products], 1))).squeeze(1)
+
+
+def tower(widths: list[int]) -> nn.Sequential:
+    layers = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class Bags(nn.Module):
+    """One `nn.EmbeddingBag` for each table."""
+
+    def __init__(self, options, sparse: bool):
+        super().__init__()
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(options.rows, options.dim, mode="sum", sparse=sparse, device=options.device)
+            for _ in range(options.features)
+        )
+        for table in self.tables:
+            nn.init.uniform_(table.weight, -(options.rows**-0.5), options.rows**-0.5)
+        fused = {} if sparse else {"fused": True}
+        self.optimizer = torch.optim.Adagrad(self.parameters(), lr=TABLE_LR, eps=1e-8, **fused)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        offsets = torch.arange(len(ids), device=ids.device)
+        return torch.stack([table(ids[:, i], offsets) for i, table in enumerate(self.tables)], 1)
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class TableBatched(nn.Module):
+    """FBGEMM's tables, which update themselves in backward."""
+
+    def __init__(self, options):
+        super().__init__()
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        on_gpu = options.device == "cuda"
+        place = (EmbeddingLocation.HOST, ComputeDevice.CPU)
+        if on_gpu:
+            place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+        self.tables = SplitTableBatchedEmbeddingBagsCodegen(
+            [(options.rows, options.dim, *place)] * options.features,
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            learning_rate=TABLE_LR,
+            eps=1e-8,
+        )
+        self.tables.init_embedding_weights_uniform(-(options.rows**-0.5), options.rows**-0.5)
+        self.shape = (-1, options.features, options.dim)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        offsets = torch.arange(ids.numel() + 1, device=ids.device)
+        return self.tables(ids.t().contiguous().view(-1), offsets).view(self.shape)
+
+    def step(self) -> None:
+        pass
+
+
+class Peer:
+    def __init__(self, make_tables, compiled: bool, rows: dict[str, np.ndarray], options):
+        self.make_tables, self.compiled, self.options = make_tables, compiled, options
+        self.batches = [
+            tuple(torch.from_numpy(part).to(options.device) for part in parts)
+            for parts in zip(*(np.split(rows[name], options.steps) for name in ("dense", "ids", "label")), strict=True)
+        ]
+
+    def train(self) -> tuple[float, float]:
+        options = self.options
+        torch.set_num_threads(options.threads)
+        torch.manual_seed(0)
+        tables = self.make_tables(options)
+        dense_part = DensePart(options.features, options.dim).to(options.device)
+        optimizer = torch.optim.AdamW(dense_part.parameters(), lr=LR, weight_decay=0, fused=True)
+        forward = torch.compile(dense_part) if self.compiled else dense_part
+        losses, half, begin = [], options.steps // 2, 0.0
+        for index, (dense, ids, label) in enumerate(self.batches):
+            if index == half:
+                synchronize(options)
+                begin = time.perf_counter()
+            loss = nn.functional.binary_cross_entropy_with_logits(forward(dense, tables(ids)), label)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            tables.step()
+            losses.append(loss.detach())
+        synchronize(options)
+        seconds = time.perf_counter() - begin
+        return options.batch * (options.steps - half) / seconds, torch.stack(losses[half:]).mean().item()
+
+
+def synchronize(options) -> None:
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def has_fbgemm(options) -> bool:
+    if options.device == "cpu" and not add_peers("fbgemm", FBGEMM, options.peers):
+        return False
+    try:
+        import fbgemm_gpu  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--features", type=int, default=26)
+    parser.add_argument("--rows", type=int, default=100_000, help="of a table")
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--peers", action="store_true", help="install FBGEMM for the CPU in the cache folder")
+    parser.add_argument("--without-kernel", action="store_true", help="tables by ATen operators")
+    parser.add_argument("--out", help="also write the result as JSON")
+    options = parser.parse_args()
+    if options.without_kernel:
+        os.environ["DOVETAIL_DISABLE"] = "embedding"
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        rows = write_rows(folder / "rows.parquet", options)
+        ours = ("rowwise_adagrad", "adagrad")
+        sides = {f"dovetail {optimizer}": Ours(folder, optimizer, options) for optimizer in ours}
+        sides["torch"] = Peer(lambda o: Bags(o, sparse=True), False, rows, options)
+        if options.rows * options.features <= FUSED_ROWS:
+            sides["torch fused"] = Peer(lambda o: Bags(o, sparse=False), False, rows, options)
+        sides["torch compiled"] = Peer(lambda o: Bags(o, sparse=True), True, rows, options)
+        if has_fbgemm(options):
+            sides["FBGEMM"] = Peer(TableBatched, True, rows, options)
+        rates: dict[str, list[float]] = {side: [] for side in sides}
+        losses: dict[str, float] = {}
+        for index in range(options.rounds):
+            for side in list(sides)[:: 1 if index % 2 == 0 else -1]:
+                rate, losses[side] = sides[side].train()
+                rates[side].append(rate)
+    gpu = torch.cuda.get_device_name() if options.device == "cuda" else None
+    where = gpu or f"{machine()['cpu']}, {machine()['simd']}, {options.threads} thread(s)"
+    print(
+        f"DLRM, {options.features} tables of {options.rows} x {options.dim}, batches of {options.batch}; {where}, "
+        f"load {os.getloadavg()[0]:.2f}"
+    )
+    best = {side: max(found) for side, found in rates.items()}
+    for side, rate in best.items():
+        spread = rate / min(rates[side])
+        print(f"  {side:26}{rate:12,.0f} samples/s  slowest round {spread:.2f}x slower  loss {losses[side]:.4f}")
+    torch_side = max((side for side in sides if side.startswith("torch")), key=best.__getitem__)
+    ratio = best["dovetail adagrad"] / best[torch_side]
+    least = 2 if gpu else 1
+    claims = [(f"dovetail adagrad is {ratio:.2f} of {torch_side}, at least {least}", ratio >= least)]
+    if "FBGEMM" in best:
+        ratio = best["dovetail rowwise_adagrad"] / best["FBGEMM"]
+        claims.append((f"dovetail rowwise_adagrad is {ratio:.2f} of FBGEMM, at least 1", ratio >= 1))
+    else:
+        print("FBGEMM is not installed; --peers installs it for a CPU")
+    difference = max(losses.values()) - min(losses.values())
+    claims.append((f"losses differ by {difference:.4f}, at most 0.01", difference <= 0.01))
+    for words, held in claims:
+        print(f"  {'holds' if held else 'DOES NOT HOLD'}: {words}")
+    if options.out:
+        setting = {name: value for name, value in vars(options).items() if name not in ("out", "peers", "rounds")}
+        result = {"benchmark": "dlrm", "setting": setting, "machine": machine() | {"gpu": gpu}, "samples_per_s": rates}
+        pathlib.Path(options.out).write_text(json.dumps(result | {"losses": losses}, indent=1) + "\n")
+    return 0 if all(held for _, held in claims) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
