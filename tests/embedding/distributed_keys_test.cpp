@@ -271,8 +271,8 @@ TEST(DistributedKeys, MemoryIsForKeysFirst) {
     EXPECT_LE(tables_of(60000).hashed_counters()->bytes, 60000);
     EXPECT_THAT(user_error([&] { tables_of(15000); }),
                 ::testing::AllOf(HasSubstr("memory_bytes is 15000"),
-                                 HasSubstr("of table \"users\""), HasSubstr("of table \"items\"")));
-    EXPECT_THAT(user_error([&] { tables_of(22000); }), HasSubstr("rows in staging"));
+                                 HasSubstr("table \"users\" 12"), HasSubstr("table \"items\" 7")));
+    EXPECT_THAT(user_error([&] { tables_of(22000); }), HasSubstr("table \"fixed\""));
   });
 }
 

@@ -92,8 +92,8 @@ void expect_same_contents(const HashedTables& found, const HashedTables& expecte
 int64_t memory_for(const PackSpec& spec, const HashedOptions& rules, TierOptions tiers,
                    double share) {
   int64_t keys = 0;
-  for (const KeyBytes& of_table : HashedTables::key_bytes(spec, rules, Changes::kTracked))
-    keys += of_table.bytes;
+  for (const TableMemory& table : HashedTables::least_memory(spec, rules, Changes::kTracked, tiers))
+    keys += table.keys;
   tiers.memory_bytes = INT64_MAX / 2;
   const HashedTables all(spec, rules, Changes::kTracked, tiers);
   return keys + static_cast<int64_t>(share * static_cast<double>(all.tiers()->memory_bytes()));
@@ -237,6 +237,8 @@ TEST_F(HashedTiers, TheMemoryCoversKeysAndRows) {
     EXPECT_LE(tables.memory_bytes(), tiers.memory_bytes);
   }
   EXPECT_EQ(tables.counters().rows, 12000);
+  // Ids without a row are no accesses.
+  EXPECT_EQ(tables.tiers()->counters().hits + tables.tiers()->counters().misses, 12000);
   EXPECT_EQ(tables.counters().bytes, tables.memory_bytes());
   EXPECT_GT(tables.memory_bytes(), empty + 10000 * 32);  // keys come as they are admitted
   EXPECT_GT(tables.tiers()->fast_rows(0), 100);
@@ -244,11 +246,12 @@ TEST_F(HashedTiers, TheMemoryCoversKeysAndRows) {
     tiers.memory_bytes = bytes;
     return user_error([&] { HashedTables(spec, {}, Changes::kUntracked, tiers); });
   };
-  EXPECT_THAT(error(1000000), ::testing::AllOf(HasSubstr("memory_bytes is 1000000, but the map of "
-                                                         "ids and the counts take "),
-                                               HasSubstr(" of table \"users\", "),
-                                               HasSubstr(" of table \"items\"")));
-  EXPECT_THAT(error(6300000), HasSubstr("rows in staging: \"users\", \"items\""));
+  // A key takes 24 bytes in the map, 32 for itself and its counts, and 4 in the list of free rows.
+  EXPECT_THAT(error(1000000),
+              ::testing::AllOf(HasSubstr("memory_bytes is 1000000, but at least"),
+                               HasSubstr("table \"users\" 60"), HasSubstr("for its ids and"),
+                               HasSubstr("table \"items\" 120")));
+  EXPECT_THAT(error(6300000), HasSubstr("memory_bytes is 6300000"));
 }
 
 }  // namespace

@@ -271,7 +271,7 @@ MIXED = [
     Table("word", 200, 16, "mean", dynamic=True),
 ]
 MIXED_FEATURES = {"user": "user", "page": "page", "words": "word"}
-MEMORY = 92_000  # of some 150 KB of rows and 36 KB of ids
+MEMORY = 92_000  # rows take some 150 KB, ids 36 KB
 LEAVING = Dynamic("count", min_count=2, max_candidates=50, eviction="age", max_age=3, evict_steps=2)
 
 
@@ -315,10 +315,8 @@ def test_tiers_of_dynamic_and_other_tables_change_no_bit(policy, in_files, tmp_p
     found, expected = ours.key_counts(), plain.key_counts()
     assert 0 < found.pop("bytes") <= MEMORY and expected.pop("bytes") > 0
     assert found == expected and found["evicted"] > 20
-    with pytest.raises(RuntimeError, match='memory_bytes is 9000, but the map of ids .* of table "page", .* "word"'):
+    with pytest.raises(RuntimeError, match=r'memory_bytes is 9000, but .* table "page" 2\d+ for its ids .* "word"'):
         mixed(tiers=Tiers(9000))
-    with pytest.raises(RuntimeError, match="memory_bytes, but need"):
-        mixed(tiers=Tiers(40_000))
 
 
 def keyed(dynamic=None, rows=100, **options):

@@ -48,7 +48,7 @@ struct Layout {
   OptimizerKind optimizer = OptimizerKind::kAdam;
   RowDtype row_dtype = RowDtype::kFloat32;
   int64_t memory_bytes = 0;  ///< 0: all rows are in memory
-  int64_t dim = 8;           ///< of table "users"
+  int64_t dim = 8;           ///< elements of a row of table "users"
 };
 
 PackSpec spec_of(const Layout& layout) {

@@ -303,7 +303,10 @@ TEST_F(LargeDynamic, IsResumedWithAnotherMemory) {
   train_alone(first);
   train_alone(config("parts", "hot"));
   expect_same_tensors(last_checkpoint(config("parts")), last_checkpoint(config("whole")));
-  expect_same_figures("parts", "whole");
+  // A run evaluates its last step, the 40th.
+  const auto found = data_.metrics("parts"), expected = data_.metrics("whole");
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i]["loss"], expected[i]["loss"]);
 }
 
 TEST_F(LargeDynamic, IsSpreadOverRanks) {
@@ -327,7 +330,7 @@ TEST_F(LargeDynamic, MemoryThatIsTooSmallIsRefusedByName) {
   run.embedding.memory_bytes = 100000;
   EXPECT_THAT([&] { train_alone(run); },
               ::testing::ThrowsMessage<UserError>(
-                  AllOf(HasSubstr("memory_bytes is 100000"), HasSubstr("of table \"user\""))));
+                  AllOf(HasSubstr("memory_bytes is 100000"), HasSubstr("table \"user\""))));
 }
 
 TEST(RecommenderDynamic, RefusesWhatItCannotDo) {

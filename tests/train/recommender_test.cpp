@@ -276,7 +276,7 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
   EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.rank_bytes = 100; }),
               HasSubstr("embedding.rank_bytes is 100"));
   EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.memory_bytes = 100; }),
-              HasSubstr("of memory_bytes, but need"));
+              HasSubstr("memory_bytes is 100, but at least"));
   const RunConfig config = data.config("deepfm");
   RunConfig short_run = config;
   short_run.train.steps = 2;

@@ -87,7 +87,8 @@ TEST(WarmStart, EveryLayoutLoadsTheSame) {
     if (config.checkpoint.full_every > 1) config.checkpoint.every_steps = 1;
     train_on(layout.ranks, config);
     for (const auto& [name, tensor] : last_checkpoint(config).tensors)
-      if (name.starts_with("model.") || (name.starts_with("embedding.") && !name.ends_with(".state"))) {
+      if (name.starts_with("model.") ||
+          (name.starts_with("embedding.") && !name.ends_with(".state"))) {
         EXPECT_TRUE(at::equal(tensor, one.tensors.at(name))) << name;
       }
     const auto started = nlohmann::json::parse(read_file(data.file(layout.name, "start.json")));

@@ -78,9 +78,11 @@ HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options, C
   feature_rows_.assign(spec.feature_table.size(), kAnyKey);
   const PackSpec all = limited(spec, options, changes, 0);
   std::optional<TierOptions> of_rows = tiers;
-  if (tiers)
-    of_rows->memory_bytes =
-        memory_beside_keys(tiers->memory_bytes, key_bytes(spec, options, changes));
+  if (tiers) {
+    const std::vector<TableMemory> least = least_memory(spec, options, changes, *tiers);
+    memory_left(tiers->memory_bytes, least);
+    for (const TableMemory& table : least) of_rows->memory_bytes -= table.keys;
+  }
   for (const TableSpec& table : all.tables) {
     tables_.push_back(std::make_unique<Table>(initial_rows(spec.seed, table),
                                               mix_seed(spec.seed, name_key(table.name))));

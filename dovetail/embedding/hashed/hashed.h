@@ -119,15 +119,6 @@ struct KeyedRows {
   KeyCounts candidates;  ///< keys that are counted but have no row
 };
 
-/// Bytes of memory that the keys of a hashed table take, beside its rows.
-struct KeyBytes {
-  std::string table;
-  int64_t bytes = 0;
-};
-/// Returns the bytes that remain of TierOptions::memory_bytes for rows. Throws UserError, naming
-/// the tables, if there are not enough for the keys.
-int64_t memory_beside_keys(int64_t memory_bytes, const std::vector<KeyBytes>& keys);
-
 /// Hashed tables: tables without a fixed vocabulary. Ids are 64-bit keys, and a key gets a row when
 /// it is admitted (see Admission). The `rows` of a TableSpec are the maximum number of rows.
 /// Address space for all of them is reserved at once. The system provides memory when rows are
@@ -161,15 +152,15 @@ int64_t memory_beside_keys(int64_t memory_bytes, const std::vector<KeyBytes>& ke
 /// threads.
 class HashedTables {
  public:
-  /// Throws UserError like PackedTables. Also throws it for options out of range, if not even one
-  /// row fits into max_bytes, and like TieredTables if `tiers` is set.
+  /// Throws UserError like PackedTables. Also throws it for options out of range, and if not even
+  /// one row fits into max_bytes. With tiers, throws it like memory_left for least_memory.
   HashedTables(const PackSpec& spec, const HashedOptions& options,
                Changes changes = Changes::kUntracked, const std::optional<TierOptions>& tiers = {});
 
-  /// Returns the bytes that each table's key map, counts and candidates take at their maximum
-  /// sizes.
-  static std::vector<KeyBytes> key_bytes(const PackSpec& spec, const HashedOptions& options,
-                                         Changes changes);
+  /// Returns what each table needs at least (tiered.h). `keys` are the bytes of key map, counts and
+  /// candidates at their maximum sizes.
+  static std::vector<TableMemory> least_memory(const PackSpec& spec, const HashedOptions& options,
+                                               Changes changes, const TierOptions& tiers);
 
   /// Returns the spec that the constructor got.
   const PackSpec& spec() const { return spec_; }

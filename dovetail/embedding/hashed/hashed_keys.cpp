@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
@@ -24,20 +23,6 @@ int64_t bytes_of_row(const PackSpec& spec, const TableSpec& table) {
 
 }  // namespace
 
-int64_t memory_beside_keys(int64_t memory_bytes, const std::vector<KeyBytes>& keys) {
-  int64_t left = memory_bytes;
-  std::vector<std::string> tables;
-  for (const KeyBytes& of_table : keys) {
-    left -= of_table.bytes;
-    tables.push_back(fmt::format("{} of table \"{}\"", of_table.bytes, of_table.table));
-  }
-  user_check(left >= 0,
-             "embedding: memory_bytes is {}, but the map of ids and the counts take {} bytes: {}. "
-             "Raise memory_bytes, or lower the maximum number of rows or of candidates",
-             memory_bytes, memory_bytes - left, fmt::join(tables, ", "));
-  return left;
-}
-
 int64_t HashedTables::bytes_for(const PackSpec& spec, const TableSpec& table,
                                 const HashedOptions& options, Changes changes, int64_t rows) {
   // Includes the row of zeros, and padding of rows and of state to a cache line each.
@@ -52,13 +37,14 @@ int64_t HashedTables::bytes_of_keys(const HashedOptions& options, Changes change
                                                : Keys().bytes());
 }
 
-std::vector<KeyBytes> HashedTables::key_bytes(const PackSpec& spec, const HashedOptions& options,
-                                              Changes changes) {
-  std::vector<KeyBytes> bytes;
-  for (const TableSpec& table : spec.tables)
-    bytes.push_back(
-        {table.name, bytes_of_keys(options, changes, rows_within(spec, table, options, changes))});
-  return bytes;
+std::vector<TableMemory> HashedTables::least_memory(const PackSpec& spec,
+                                                    const HashedOptions& options, Changes changes,
+                                                    const TierOptions& tiers) {
+  const PackSpec all = limited(spec, options, changes, 0);
+  std::vector<TableMemory> least = TieredTables::least_memory(all, tiers);
+  for (size_t t = 0; t < least.size(); ++t)
+    least[t].keys = bytes_of_keys(options, changes, all.tables[t].rows);
+  return least;
 }
 
 int64_t HashedTables::rows_within(const PackSpec& spec, const TableSpec& table,

@@ -91,10 +91,11 @@ class DistributedTables {
   /// rows and gradients are sent.
   ///
   /// `tiers`, if set, keeps only some rows in memory. Its `memory_bytes` and `step_rows` are limits
-  /// for this rank. The keys of hashed tables take their part of `memory_bytes` first. The rest is
-  /// divided among the packs in proportion to their bytes on this rank. For tables with a fixed
-  /// vocabulary, it includes a bitmap of the updated rows, with one bit for each row. If changes
-  /// are tracked, it includes such a bitmap of the changed rows, too.
+  /// for this rank. Each table gets what it needs at least, keys of hashed tables included
+  /// (memory_left). The rest is divided among the packs in proportion to their bytes on this rank.
+  /// For tables with a fixed vocabulary, `memory_bytes` includes a bitmap of the updated rows, with
+  /// one bit for each row. If changes are tracked, it includes such a bitmap of the changed rows,
+  /// too.
   ///
   /// `hashed` applies to hashed tables (without a fixed vocabulary).
   ///
@@ -174,10 +175,11 @@ class DistributedTables {
                  const std::function<void(int64_t first, const TableContents& rows)>& body) const;
   /// Returns keys and rows of a hashed table on rank 0. All ranks call it together, between steps.
   KeyedRows read_keys(int64_t table, RowSet which = RowSet::kAll) const;
-  /// Distribute rank 0's arguments to the ranks that hold these keys (HashedTables::add, remove).
-  /// All ranks call each of them together, between steps. add_keys throws UserError if there are
-  /// more rows than the table, or this rank's part of it, may have.
+  /// Adds rank 0's keys on the ranks that hold them (HashedTables::add). All ranks call it
+  /// together, between steps. Throws UserError if the table, or this rank's part of it, may not
+  /// have so many rows.
   void add_keys(int64_t table, const KeyedRows& contents);
+  /// Removes rank 0's keys in the same way (HashedTables::remove).
   void remove_keys(int64_t table, const KeyedRows& removed);
   /// Removes all keys of a hashed table.
   void clear_keys(int64_t table);

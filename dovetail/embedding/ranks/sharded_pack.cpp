@@ -56,13 +56,20 @@ HashedOptions part_of(HashedOptions options, Sharding sharding, int64_t ranks) {
 
 }  // namespace
 
-std::vector<KeyBytes> key_bytes_on(const PackSpec& spec, const TablePlacement& plan,
-                                   const PlacedPack& pack, int64_t rank,
-                                   const HashedOptions& hashed, Changes changes) {
-  if (!pack.hashed) return {};
+std::vector<TableMemory> least_memory(const PackSpec& spec, const TablePlacement& plan,
+                                      const PlacedPack& pack, int64_t rank,
+                                      const TierOptions& tiers, const HashedOptions& hashed,
+                                      Changes changes) {
   std::vector<int64_t> features;
-  return HashedTables::key_bytes(local_spec(spec, plan, pack, rank, features),
-                                 part_of(hashed, pack.sharding, plan.ranks), changes);
+  const PackSpec own = local_spec(spec, plan, pack, rank, features);
+  if (pack.hashed)
+    return HashedTables::least_memory(own, part_of(hashed, pack.sharding, plan.ranks), changes,
+                                      tiers);
+  std::vector<TableMemory> least = TieredTables::least_memory(own, tiers);
+  for (size_t t = 0; t < least.size(); ++t)
+    least[t].rows +=
+        ChangedRows::bytes_for(own.tables[t].rows) * (changes == Changes::kTracked ? 2 : 1);
+  return least;
 }
 
 ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,

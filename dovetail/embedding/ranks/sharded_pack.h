@@ -29,11 +29,11 @@ struct TableContents {
   at::Tensor weight, state;
 };
 
-/// Returns the bytes of keys of a pack of hashed tables on `rank` (HashedTables::key_bytes). Other
-/// packs have none.
-std::vector<KeyBytes> key_bytes_on(const PackSpec& spec, const TablePlacement& plan,
-                                   const PlacedPack& pack, int64_t rank,
-                                   const HashedOptions& hashed, Changes changes);
+/// Returns what each table of a pack needs at least on `rank`, as DistributedTables counts it.
+std::vector<TableMemory> least_memory(const PackSpec& spec, const TablePlacement& plan,
+                                      const PlacedPack& pack, int64_t rank,
+                                      const TierOptions& tiers, const HashedOptions& hashed,
+                                      Changes changes);
 
 /// One pack of a plan (TablePlacement) on one rank. It holds the rank's part of the pack's tables.
 /// It also writes and reads the messages between ranks, for lookups and gradients.

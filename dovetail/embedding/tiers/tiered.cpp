@@ -52,17 +52,19 @@ bool rounds_by_key(const PackSpec& spec, const TableSpec& table) {
   return table.hashed && spec.row_dtype != RowDtype::kFloat32;
 }
 
+int64_t bytes_of(const PackSpec& spec, const TableSpec& table, const TierOptions& options,
+                 int64_t fast_rows) {
+  const RowCacheOptions cache = cache_options(spec, table, options, fast_rows);
+  const int64_t state_bytes =
+      state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
+  const int64_t key_bytes = rounds_by_key(spec, table) ? sizeof(uint32_t) : 0;
+  return RowCache::bytes_for(cache) + SlowRows::bytes_for(table.rows) +
+         slots_of(table, cache) * (row_bytes(spec.row_dtype, table.dim) + state_bytes + key_bytes);
+}
+
 int64_t bytes_of(const PackSpec& spec, const TierOptions& options, int64_t fast_rows) {
   int64_t bytes = 0;
-  for (const TableSpec& table : spec.tables) {
-    const RowCacheOptions cache = cache_options(spec, table, options, fast_rows);
-    const int64_t state_bytes =
-        state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
-    const int64_t key_bytes = rounds_by_key(spec, table) ? sizeof(uint32_t) : 0;
-    bytes +=
-        RowCache::bytes_for(cache) + SlowRows::bytes_for(table.rows) +
-        slots_of(table, cache) * (row_bytes(spec.row_dtype, table.dim) + state_bytes + key_bytes);
-  }
+  for (const TableSpec& table : spec.tables) bytes += bytes_of(spec, table, options, fast_rows);
   return bytes;
 }
 
@@ -81,17 +83,7 @@ int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
                table.rows);
     high = std::max(high, table.rows);
   }
-  const int64_t least = bytes_of(spec, options, low);
-  int64_t staging = 0;
-  std::vector<std::string> names;
-  for (const TableSpec& table : spec.tables) {
-    staging += cache_options(spec, table, options, low).staging_rows;
-    names.push_back(fmt::format("\"{}\"", table.name));
-  }
-  user_check(least <= options.memory_bytes,
-             "embedding: {} tables get {} bytes of memory_bytes, but need {} with {} rows each in "
-             "the fast tier and {} rows in staging: {}. Raise memory_bytes, or lower step_rows",
-             spec.tables.size(), options.memory_bytes, least, low, staging, fmt::join(names, ", "));
+  memory_left(options.memory_bytes, TieredTables::least_memory(spec, options));
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
     if (bytes_of(spec, options, middle) <= options.memory_bytes) {
@@ -112,6 +104,36 @@ PackSpec fast_spec(PackSpec spec, const TierOptions& options, int64_t fast_rows)
 }
 
 }  // namespace
+
+int64_t memory_left(int64_t memory_bytes, std::vector<TableMemory> least) {
+  constexpr size_t kNamed = 5;
+  const auto bytes_of = [](const TableMemory& table) { return table.keys + table.rows; };
+  int64_t needed = 0;
+  for (const TableMemory& table : least) needed += bytes_of(table);
+  if (needed <= memory_bytes) return memory_bytes - needed;
+  std::ranges::sort(least, std::ranges::greater(), bytes_of);
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < std::min(kNamed, least.size()); ++i)
+    parts.push_back(least[i].keys > 0
+                        ? fmt::format("table \"{}\" {} for its ids and {} for rows", least[i].table,
+                                      least[i].keys, least[i].rows)
+                        : fmt::format("table \"{}\" {} for rows", least[i].table, least[i].rows));
+  if (least.size() > kNamed) parts.push_back(fmt::format("{} others", least.size() - kNamed));
+  const bool keys = std::ranges::any_of(least, [](const auto& table) { return table.keys > 0; });
+  throw UserError(fmt::format("embedding: memory_bytes is {}, but at least {} are needed: {}",
+                              memory_bytes, needed, fmt::join(parts, ", ")),
+                  keys ? "raise memory_bytes, or lower step_rows, or the maximum number of rows or "
+                         "candidates"
+                       : "raise memory_bytes, or lower step_rows");
+}
+
+std::vector<TableMemory> TieredTables::least_memory(const PackSpec& spec,
+                                                    const TierOptions& options) {
+  std::vector<TableMemory> least;
+  for (const TableSpec& table : spec.tables)
+    least.push_back({.table = table.name, .rows = bytes_of(spec, table, options, RowCache::kWays)});
+  return least;
+}
 
 TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of)
     : TieredTables(spec, options, std::move(key_of), choose_fast_rows(spec, options)) {}

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,17 @@ struct TierOptions {
 
 /// Returns the key of a row of a hashed table (hashed.h). `table` is the table's number.
 using KeyOfRow = std::function<uint64_t(int64_t table, int64_t row)>;
+
+/// Bytes of memory that a table needs at least: for its keys, if it is a hashed table, and for
+/// rows.
+struct TableMemory {
+  std::string table;
+  int64_t keys = 0, rows = 0;
+};
+
+/// Returns the bytes of TierOptions::memory_bytes that remain beside what the tables need at least.
+/// Throws UserError, naming the tables, if they need more than memory_bytes.
+int64_t memory_left(int64_t memory_bytes, std::vector<TableMemory> least);
 
 /// Counters since construction, summed over the tables.
 struct TierCounters {
@@ -90,9 +102,12 @@ struct TierCounters {
 /// (RowCache::kNoId). Gradients of such ids are discarded.
 class TieredTables {
  public:
-  /// Throws UserError like PackedTables. Also throws it if memory_bytes is too small, and names the
-  /// tables and the bytes needed. The tables must all be hashed, with a `key_of`, or none without.
+  /// Throws UserError like PackedTables, and like memory_left for least_memory. The tables must all
+  /// be hashed, with a `key_of`, or none without.
   TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of = {});
+
+  /// Returns what each table needs at least: a few rows in the fast tier, and the staging area.
+  static std::vector<TableMemory> least_memory(const PackSpec& spec, const TierOptions& options);
 
   /// Returns the spec that the constructor got. In fast().spec(), `rows` is the number of slots.
   const PackSpec& spec() const { return spec_; }
