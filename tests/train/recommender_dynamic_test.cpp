@@ -223,11 +223,7 @@ class LargeDynamic : public ::testing::Test {
     config.rows.shuffle_window = 100;
     config.embedding.optimizer = "adam";
     config.embedding.lr = 0.01;
-    config.embedding.dynamic = {.admission = "count",
-                                .max_candidates = 300,
-                                .eviction = "age",
-                                .evict_steps = 5,
-                                .max_age = 40};
+    config.embedding.dynamic = {.eviction = "age", .evict_steps = 5, .max_age = 60};
     config.schedule.decay = "constant";
     config.train.steps = 120;
     config.train.batch = 16;
