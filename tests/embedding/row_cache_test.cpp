@@ -174,8 +174,8 @@ std::vector<int64_t> skewed_ids(int64_t step, int64_t count, int64_t rows) {
 }
 
 /// Compares 200 steps of 60 ids. Each id occurs `times` times. With `releases`, some rows are
-/// released after each step. A release within a choice may leave the choice a row short, so only
-/// counts are compared then.
+/// released after each third step. A release within a choice may leave the choice a row short, so
+/// only counts are compared then.
 void expect_like_oracle(const RowCacheOptions& options, int64_t times = 1) {
   RowCache cache(options);
   Oracle oracle(options);
@@ -211,7 +211,8 @@ void expect_like_oracle(const RowCacheOptions& options, int64_t times = 1) {
     }
     ASSERT_EQ(cache.counted(), oracle.counted) << "step " << step;
     ASSERT_EQ(cache.counted_hot(), oracle.counted_hot) << "step " << step;
-    for (const int64_t row : skewed_ids(1000 + step, options.releases ? 4 : 0, options.rows)) {
+    for (const int64_t row :
+         skewed_ids(step + 40, options.releases && step % 3 == 0 ? 4 : 0, options.rows)) {
       cache.release(row);
       oracle.release(row);
     }
@@ -219,7 +220,7 @@ void expect_like_oracle(const RowCacheOptions& options, int64_t times = 1) {
   if (only_counts) return;
   EXPECT_EQ(cache.hits(), oracle.hits);
   EXPECT_EQ(cache.misses(), oracle.misses);
-  if (options.sweep_rows > options.rows) {
+  if (options.sweep_rows > options.rows && !options.releases) {
     EXPECT_GT(cache.hits(), cache.misses() / 4);
   }
 }
