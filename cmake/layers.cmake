@@ -50,8 +50,8 @@ set(FOLDERS_plan
 set(FOLDERS_embedding
     pack  # tables of equal width in one storage: lookup, update, row formats
     cuda  # device code
-    hashed  # tables without a fixed vocabulary
     tiers  # rows in memory and on disk
+    hashed  # tables without a fixed vocabulary
     ranks  # placement of tables on ranks, exchange
     .)
 set(FOLDERS_jobs

@@ -359,7 +359,6 @@ ENTRIES = {
             "embedding.l1": ("0.5",),
             "embedding.l2": ("0.5",),
             "embedding.beta": ("0.5",),
-            "embedding.memory_bytes": ("9000", sparse(HASHED)),
             "embedding.policy": ("lru",),
             "embedding.warmup_steps": ("9",),
             "embedding.refresh_steps": ("9",),
@@ -394,7 +393,15 @@ ENTRIES = {
         {"embedding.placement.sharding": (placement('{tables="user",sharding="row"}'), "embedding.packing=true")},
     ),
     # Time and memory: the results are the same.
-    **table("resource", "rows", {"rows.threads": ("1",), "rows.cache_bytes": ("0",)}),
+    **table(
+        "resource",
+        "rows",
+        {
+            "rows.threads": ("1",),
+            "rows.cache_bytes": ("0",),
+            "embedding.memory_bytes": ("9000", sparse(HASHED)),
+        },
+    ),
     **table("resource", "images", {"images.threads": ("1",)}),
     **table("resource", "gpt", {"optimizer.name": ("adamw",)}),  # the one choice
     **table("trained", "gpt", {"train.max_skipped_steps": ("1", "optimizer.lr=1e30")}),

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <numeric>
 
 #include "dovetail/base/error.h"
@@ -31,6 +32,7 @@ struct Layout {
   Pooling pooling = Pooling::kSum;
   bool weighted = false;
   RowDtype row_dtype = RowDtype::kFloat32;
+  int64_t memory_bytes = 0;  ///< 0: all rows are in memory
 };
 
 PackSpec spec_of(const Layout& layout) {
@@ -121,10 +123,14 @@ Trained train_distributed(const Layout& layout, int64_t moved = kSteps,
   const auto train = [&](const Layout& now, int64_t from, int64_t to) {
     std::vector<std::vector<at::Tensor>> pooled(
         static_cast<size_t>(to - from), std::vector<at::Tensor>(static_cast<size_t>(now.ranks)));
+    std::atomic<int64_t> rows_read = 0;
     expect_all_succeed(now.ranks, [&](const std::shared_ptr<comm::Group>& group) {
+      std::optional<TierOptions> tiers;
+      if (now.memory_bytes > 0)
+        tiers = {.policy = TierPolicy::kLfu, .memory_bytes = now.memory_bytes, .step_rows = 30};
       DistributedTables tables(spec,
                                place_tables(spec, {.ranks = now.ranks, .sharding = now.sharding}),
-                               group, {}, {}, now.options);
+                               group, {}, tiers, now.options);
       for (int64_t t = 0; t < 2 && from > 0; ++t)
         tables.write_keys(t, group->rank() == 0 ? saved[static_cast<size_t>(t)] : KeyedRows());
       tables.set_steps(from, from);
@@ -140,7 +146,9 @@ Trained train_distributed(const Layout& layout, int64_t moved = kSteps,
         if (group->rank() == 0) saved[static_cast<size_t>(t)] = rows;
       }
       if (now.ranks == 1) trained.counters = *tables.hashed_counters();
+      if (const auto tier_counters = tables.tier_counters()) rows_read += tier_counters->rows_read;
     });
+    EXPECT_EQ(rows_read > 0, now.memory_bytes > 0);
     for (int64_t step = from; step < to; ++step)
       trained.pooled[static_cast<size_t>(step)] = at::cat(pooled[static_cast<size_t>(step - from)]);
   };
@@ -183,6 +191,7 @@ const HashedOptions kCounted = {.admission = Admission::kCount,
                                 .eviction = Eviction::kAge,
                                 .evict_steps = 2,
                                 .max_age = 3};
+const HashedOptions kAged = {.eviction = Eviction::kAge, .evict_steps = 2, .max_age = 3};
 const HashedOptions kRarest = {.admission = Admission::kProbability,
                                .probability = 0.6,
                                .eviction = Eviction::kFrequency,
@@ -212,7 +221,23 @@ TEST(DistributedKeys, AreOneTableOfAllKeys) {
         Layout{.sharding = Sharding::kRowWise,
                .ranks = 3,
                .micro_batches = 2,
-               .row_dtype = RowDtype::kMXFP8}}) {
+               .row_dtype = RowDtype::kMXFP8},
+        Layout{.sharding = Sharding::kTableWise,
+               .ranks = 1,
+               .options = kRarest,
+               .micro_batches = 3,
+               .memory_bytes = 34000},
+        Layout{.sharding = Sharding::kTableWise,
+               .ranks = 2,
+               .options = kRarest,
+               .weighted = true,
+               .row_dtype = RowDtype::kBFloat16,
+               .memory_bytes = 17000},
+        Layout{.sharding = Sharding::kRowWise,
+               .ranks = 2,
+               .options = kAged,
+               .pooling = Pooling::kMean,
+               .memory_bytes = 17800}}) {
     SCOPED_TRACE(fmt::format("{} on {} ranks", name(layout.sharding), layout.ranks));
     const Trained expected = train_at_once(layout), found = train_distributed(layout);
     expect_same(found, expected, layout.sharding != Sharding::kRowWise);
@@ -232,6 +257,23 @@ TEST(DistributedKeys, GoOnAtAnotherNumberOfRanks) {
   expect_same(train_distributed(alone, 4, &table), train_at_once(alone), true);
   expect_same(train_distributed(rows, 5, &table), train_at_once(alone), false);
   expect_same(train_distributed(alone, 4, &rows), train_at_once(alone), false);
+}
+
+TEST(DistributedKeys, MemoryIsForKeysFirst) {
+  PackSpec spec = spec_of({.sharding = Sharding::kTableWise, .ranks = 1});
+  spec.tables.push_back({.name = "fixed", .rows = 2000, .dim = 8});
+  spec.feature_table.push_back(2);
+  expect_all_succeed(1, [&](const std::shared_ptr<comm::Group>& group) {
+    const auto tables_of = [&](int64_t memory_bytes) {
+      return DistributedTables(spec, place_tables(spec, {.ranks = 1}), group, {},
+                               TierOptions{.memory_bytes = memory_bytes, .step_rows = 20});
+    };
+    EXPECT_LE(tables_of(60000).hashed_counters()->bytes, 60000);
+    EXPECT_THAT(user_error([&] { tables_of(15000); }),
+                ::testing::AllOf(HasSubstr("memory_bytes is 15000"),
+                                 HasSubstr("table \"users\" 12"), HasSubstr("table \"items\" 7")));
+    EXPECT_THAT(user_error([&] { tables_of(22000); }), HasSubstr("table \"fixed\""));
+  });
 }
 
 TEST(DistributedKeys, ARankMayHaveItsShareOfTheRows) {

@@ -287,7 +287,7 @@ TEST_F(TieredTablesTest, WhatCannotBeIsRefused) {
     return user_error([&] { TieredTables(spec, options); });
   };
   EXPECT_THAT(error({.memory_bytes = 1000, .step_rows = 10}),
-              HasSubstr("get 1000 bytes of memory_bytes, but need"));
+              HasSubstr("memory_bytes is 1000, but at least"));
   EXPECT_THAT(error({.memory_bytes = 1 << 20}), HasSubstr("step_rows"));
   EXPECT_THAT(error({.memory_bytes = 1 << 20, .step_rows = 10, .warmup_steps = 0}),
               HasSubstr("warmup_steps"));

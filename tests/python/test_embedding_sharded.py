@@ -265,6 +265,60 @@ def test_tiers_change_no_bit(policy, in_files, tmp_path):
         ShardedEmbeddingCollection(TABLES, FEATURES, tiers=Tiers(10))
 
 
+MIXED = [
+    Table("user", 300, 16),
+    Table("page", 300, 16, dynamic=True),
+    Table("word", 200, 16, "mean", dynamic=True),
+]
+MIXED_FEATURES = {"user": "user", "page": "page", "words": "word"}
+MEMORY = 92_000  # rows take some 150 KB, ids 36 KB
+LEAVING = Dynamic("count", min_count=2, max_candidates=50, eviction="age", max_age=3, evict_steps=2)
+
+
+def mixed(**options):
+    return ShardedEmbeddingCollection(MIXED, MIXED_FEATURES, "adam", lr=0.1, dynamic=LEAVING, **options)
+
+
+def mixed_batch(seed, samples=11):
+    """Return values and offsets with ids of dynamic tables, which drift over time."""
+    generator, bags = torch.Generator().manual_seed(seed), []
+    for feature in MIXED_FEATURES:
+        ids = [torch.randint(0, 60, (n,), generator=generator) + 5 * (seed % 100) for n in sizes_of(samples, generator)]
+        bags.append(ids if feature == "user" else [x * 2**33 - 9 for x in ids])
+    return *part(bags, None, slice(None))[:2], torch.randn(samples, 48, generator=generator)
+
+
+def sizes_of(samples, generator):
+    return torch.randint(0, 4, (samples,), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("policy", ["hot", "lru", "lfu"])
+@pytest.mark.parametrize("in_files", [False, True])
+def test_tiers_of_dynamic_and_other_tables_change_no_bit(policy, in_files, tmp_path):
+    folder = str(tmp_path) if in_files else None
+    tiers = Tiers(MEMORY, folder, policy, step_rows=24, warmup_steps=2, refresh_steps=2)
+    plain, ours, again = mixed(), mixed(tiers=tiers), mixed(tiers=tiers)
+    for step in range(20):
+        if step == 10:
+            again.load_state_dict(ours.state_dict())
+        values, offsets, gradient = mixed_batch(step)
+        for tables in (plain, ours, again) if step >= 10 else (plain, ours):
+            tables(values, offsets).backward(gradient)
+        with torch.no_grad():
+            counts = ours.tier_counts()
+            values, offsets, _ = mixed_batch(100 + step)
+            assert torch.equal(plain(values, offsets), ours(values, offsets))
+            assert ours.tier_counts()["hits"] == counts["hits"]
+    for tables in (ours, again):
+        assert_same(plain.state_dict(), tables.state_dict())
+    assert counts["rows_read"] > 0 and counts["rows_written"] > 0
+    found, expected = ours.key_counts(), plain.key_counts()
+    assert 0 < found.pop("bytes") <= MEMORY and expected.pop("bytes") > 0
+    assert found == expected and found["evicted"] > 20
+    with pytest.raises(RuntimeError, match=r'memory_bytes is 9000, but .* table "page" 2\d+ for its ids .* "word"'):
+        mixed(tiers=Tiers(9000))
+
+
 def keyed(dynamic=None, rows=100, **options):
     table = Table("t", rows, 4, dynamic=True, **options)
     return ShardedEmbeddingCollection([table], {"f": "t"}, "sgd", lr=1.0, dynamic=dynamic)
@@ -322,15 +376,17 @@ def test_a_dynamic_table_goes_on_from_its_state():
 
 def train_keys_on_two_ranks(rank):
     results = {}
-    for sharding in ["row", "table"]:
+    table = Table("t", 100, 4, dynamic=True)
+    for sharding, tiers in [("row", None), ("table", None), ("row", Tiers(5_500, policy="lru", step_rows=4))]:
         tables = ShardedEmbeddingCollection(
-            [Table("t", 100, 4, dynamic=True)], {"f": "t"}, "adam", lr=0.1, gradients="sum", sharding=sharding
+            [table], {"f": "t"}, "adam", lr=0.1, gradients="sum", sharding=sharding, tiers=tiers
         )
         generator = torch.Generator().manual_seed(0)
-        for _ in range(4):
+        for _ in range(12):
             keys = torch.randint(-20, 20, (12,), generator=generator)[6 * rank : 6 * rank + 6]
             tables(keys, torch.arange(7)).sum().backward()
-        results[sharding] = tables.state_dict()
+        results[sharding, tiers is None] = tables.state_dict()
+    results["counts"] = tables.tier_counts()
     return results
 
 
@@ -338,10 +394,11 @@ def test_dynamic_tables_on_two_ranks_are_those_of_one():
     results, _ = on_ranks(train_keys_on_two_ranks)
     tables = ShardedEmbeddingCollection([Table("t", 100, 4, dynamic=True)], {"f": "t"}, "adam", lr=0.1)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(4):
+    for _ in range(12):
         tables(torch.randint(-20, 20, (12,), generator=generator), torch.arange(13)).sum().backward()
-    for sharding in ["row", "table"]:
-        assert_same(results[sharding], tables.state_dict())
+    assert results.pop("counts")["rows_read"] > 0
+    for state in results.values():
+        assert_same(state, tables.state_dict())
 
 
 def test_a_compiled_model_trains_as_the_model():
@@ -373,8 +430,6 @@ def test_what_it_cannot_do_is_an_error():
         ShardedEmbeddingCollection(TABLES, FEATURES, gradients="max")
     with pytest.raises(ValueError, match="no table is dynamic"):
         ShardedEmbeddingCollection(TABLES, FEATURES, dynamic=Dynamic())
-    with pytest.raises(ValueError, match="all tables are dynamic"):
-        ShardedEmbeddingCollection([Table("t", 9, 4, dynamic=True)], {"f": "t"}, tiers=Tiers(10**6))
     with pytest.raises(ValueError, match="not dynamic"):
         ShardedEmbeddingCollection([Table("t", 9, 4, max_bytes=10**6)], {"f": "t"})
     with pytest.raises(ValueError, match="no features of"):

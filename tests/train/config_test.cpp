@@ -120,10 +120,6 @@ TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
       {"[embedding]\nmemory_bytes = 9\npolicy = \"lru\"\nwarmup_steps = 9\n",
        "warmup_steps and refresh_steps do nothing"}};
   for (const auto& [toml, key] : cases) EXPECT_THAT(refusal(clicks + toml), HasSubstr(key)) << toml;
-  const std::string hashed =
-      "[recommender]\nmodel = \"deepfm\"\n[rows]\nfiles = [\"a.tsv\"]\nlabel = \"clicked\"\n"
-      "sparse = [{ columns = \"user\", max_rows = 9 }]\n[embedding]\nmemory_bytes = 9\n";
-  EXPECT_THAT(refusal(hashed), HasSubstr("embedding.memory_bytes does nothing"));
   const std::pair<std::vector<const char*>, const char*> features[] = {
       {{"max_bytes = \"64MiB\""}, "max_bytes caps a table without a fixed vocabulary"},
       {{"max_rows = 9", "max_bytes = \"64 mib\""}, "max_bytes = \"64 mib\" is no size"},

@@ -47,10 +47,12 @@ struct Layout {
   Sharding sharding = Sharding::kTableWise;
   OptimizerKind optimizer = OptimizerKind::kAdam;
   RowDtype row_dtype = RowDtype::kFloat32;
+  int64_t memory_bytes = 0;  ///< 0: all rows are in memory
+  int64_t dim = 8;           ///< elements of a row of table "users"
 };
 
 PackSpec spec_of(const Layout& layout) {
-  return {.tables = {{.name = "users", .rows = 200, .dim = 8, .hashed = true},
+  return {.tables = {{.name = "users", .rows = 200, .dim = layout.dim, .hashed = true},
                      {.name = "items", .rows = 120, .dim = 5, .hashed = true}},
           .feature_table = {1, 0, 1},
           .optimizer = {.kind = layout.optimizer, .lr = 0.05, .eps = 1e-3},
@@ -74,10 +76,14 @@ Jagged batch_of(int64_t step) {
 std::unique_ptr<DistributedTables> tables_of(const Layout& layout,
                                              const std::shared_ptr<comm::Group>& group) {
   const PackSpec spec = spec_of(layout);
+  std::optional<embedding::TierOptions> tiers;
+  if (layout.memory_bytes > 0)
+    tiers = {.policy = embedding::TierPolicy::kLru,
+             .memory_bytes = layout.memory_bytes,
+             .step_rows = 30};
   return std::make_unique<DistributedTables>(
       spec, embedding::place_tables(spec, {.ranks = group->size(), .sharding = layout.sharding}),
-      group, comm::Payloads{}, std::optional<embedding::TierOptions>{}, layout.options,
-      Changes::kTracked);
+      group, comm::Payloads{}, tiers, layout.options, Changes::kTracked);
 }
 
 void train_step(DistributedTables& tables, const comm::Group& group, int64_t number) {
@@ -88,7 +94,8 @@ void train_step(DistributedTables& tables, const comm::Group& group, int64_t num
   tables.begin(step);
   tables.gather(step, 0);
   tables.wait(step, 0);
-  const at::Tensor gradient = testing::normal({kSamples, 18}, static_cast<uint64_t>(number));
+  const at::Tensor gradient =
+      testing::normal({kSamples, tables.columns()}, static_cast<uint64_t>(number));
   tables.add_gradient(step, 0, gradient.narrow(0, first, count));
   if (number == kLast) return tables.discard(step);  // still admits and counts its keys
   tables.update(step);
@@ -248,6 +255,19 @@ TEST_F(HashedCheckpoint, DeltasOfReplicatedTables) {
                  .ranks = 2,
                  .sharding = Sharding::kReplicated,
                  .optimizer = OptimizerKind::kRowWiseAdagrad});
+}
+
+/// A block of these rows has 21 keys.
+TEST_F(HashedCheckpoint, BlocksOfRowsInTiers) {
+  expect_deltas({.options = kAged, .memory_bytes = int64_t{10} << 20, .dim = 16384});
+}
+
+TEST_F(HashedCheckpoint, BlocksOfTablesThatAreCutByRows) {
+  expect_deltas({.options = kAged,
+                 .ranks = 2,
+                 .sharding = Sharding::kRowWise,
+                 .memory_bytes = int64_t{10} << 20,
+                 .dim = 16384});
 }
 
 }  // namespace

@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/rng.h"
 #include "dovetail/train/trainer.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/clicks.h"
@@ -194,6 +196,137 @@ TEST(RecommenderDynamic, RanksHaveTheRowsOfOne) {
   rows.embedding.sharding = "table";
   train_on(2, rows);
   compare(last_checkpoint(alone), last_checkpoint(rows), "row on 3 ranks, then table on 2");
+}
+
+/// Rows of 2500 users and 400 items. The config has memory for about a tenth of the bytes of their
+/// rows and moments.
+class LargeDynamic : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string text = "user\titem\tsize\tclicked\n";
+    for (uint64_t i = 0; i < 4000; ++i) {
+      const double u = random_uniform(1, RandomStream::kTest, i);
+      const uint64_t item = random_below(2, RandomStream::kTest, i, 400);
+      text += fmt::format("{}\t{}\t{}\t{:d}\n", static_cast<int64_t>(2500 * u * u), item, i % 10,
+                          item % 7 < 3);
+    }
+    write_file_atomically(data_.file("", "") / "large.tsv", text);
+  }
+
+  RunConfig config(const std::string& name, const std::string& policy = "") const {
+    RunConfig config = data_.config("dlrm", name);
+    config.recommender.dim = 128;
+    config.recommender.grain = 16;
+    config.rows.files = {(data_.file("", "") / "large.tsv").string()};
+    config.rows.sparse = {{.columns = {"user"}, .ids = "integer", .max_rows = 2500},
+                          {.columns = {"item"}, .max_rows = 400}};
+    config.rows.shuffle_window = 100;
+    config.embedding.optimizer = "adam";
+    config.embedding.lr = 0.01;
+    config.embedding.dynamic = {.eviction = "age", .evict_steps = 5, .max_age = 60};
+    config.schedule.decay = "constant";
+    config.train.steps = 120;
+    config.train.batch = 16;
+    config.eval.every_steps = 30;
+    config.log.tables_every = 20;
+    config.checkpoint = {.every_steps = 20, .keep = 9, .full_every = 3};
+    if (policy.empty()) return config;
+    config.embedding.memory_bytes = kMemory;
+    config.embedding.policy = policy;
+    config.embedding.step_rows = 24;
+    if (policy == "hot") config.embedding.warmup_steps = config.embedding.refresh_steps = 10;
+    return config;
+  }
+
+  std::vector<nlohmann::json> lines(const std::string& run, const char* file) const {
+    std::vector<nlohmann::json> lines;
+    std::istringstream in(read_file(data_.file(run, file).string()));
+    for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+    return lines;
+  }
+
+  void expect_same_figures(const std::string& found, const std::string& expected) const {
+    const auto a = data_.metrics(found), b = data_.metrics(expected);
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i)
+      for (const char* figure : {"loss", "validation_loss", "auc"})
+        EXPECT_EQ(a[i].value(figure, -1.0), b[i].value(figure, -1.0)) << figure;
+    auto c = lines(found, "tables.jsonl"), d = lines(expected, "tables.jsonl");
+    for (auto* of_run : {&c, &d})
+      for (nlohmann::json& line : *of_run) line.erase("bytes");
+    EXPECT_EQ(c, d);
+  }
+
+  std::vector<double> hit_rates(const std::string& run) const {
+    std::vector<double> rates;
+    for (const nlohmann::json& line : lines(run, "timings.jsonl"))
+      rates.push_back(line["hit_rate"]);
+    return rates;
+  }
+
+  static constexpr int64_t kMemory = 2900 * 128 * 3 * 4 / 10;
+  const Clicks data_;
+};
+
+TEST_F(LargeDynamic, ATenthOfTheMemoryChangesNoBit) {
+  train_alone(config("plain"));
+  const io::Snapshot plain = last_checkpoint(config("plain"));
+  EXPECT_GT(plain.tensors.at("embedding.user.keys").numel(), 300);
+  EXPECT_GT(lines("plain", "tables.jsonl").back()["evicted"], 10);
+  for (const std::string policy : {"hot", "lru", "lfu"}) {
+    train_alone(config(policy, policy));
+    expect_same_tensors(last_checkpoint(config(policy)), plain);
+    expect_same_figures(policy, "plain");
+    for (const nlohmann::json& line : lines(policy, "tables.jsonl")) {
+      EXPECT_LE(line["bytes"], kMemory);
+      EXPECT_GT(line["bytes"], kMemory / 2);
+    }
+    const std::vector<double> rates = hit_rates(policy);
+    EXPECT_GT(std::ranges::max(rates), 0.2);
+    EXPECT_LT(std::ranges::min(rates), 0.9);
+    // An evaluation leaves no trace in the tiers.
+    RunConfig blind = config(policy + "_blind", policy);
+    blind.eval.every_steps = 0;
+    train_alone(blind);
+    EXPECT_EQ(hit_rates(policy + "_blind"), rates);
+  }
+}
+
+TEST_F(LargeDynamic, IsResumedWithAnotherMemory) {
+  train_alone(config("whole"));
+  RunConfig first = config("parts", "lru");
+  first.train.steps = 40;
+  train_alone(first);
+  train_alone(config("parts", "hot"));
+  expect_same_tensors(last_checkpoint(config("parts")), last_checkpoint(config("whole")));
+  // A run evaluates its last step, the 40th.
+  const auto found = data_.metrics("parts"), expected = data_.metrics("whole");
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i]["loss"], expected[i]["loss"]);
+}
+
+TEST_F(LargeDynamic, IsSpreadOverRanks) {
+  for (const char* sharding : {"row", "table"}) {
+    for (const char* policy : {"", "hot"}) {
+      RunConfig run = config(std::string(sharding) + policy, policy);
+      run.embedding.sharding = sharding;
+      run.train.micro_batch = 16;
+      run.checkpoint.full_every = 2;
+      train_on(2, run);
+    }
+    const std::string plain = sharding, tiers = plain + "hot";
+    expect_same_tensors(last_checkpoint(config(tiers)), last_checkpoint(config(plain)));
+    expect_same_figures(tiers, plain);
+    EXPECT_LT(std::ranges::min(hit_rates(tiers)), 0.9);
+  }
+}
+
+TEST_F(LargeDynamic, MemoryThatIsTooSmallIsRefusedByName) {
+  RunConfig run = config("small", "hot");
+  run.embedding.memory_bytes = 100000;
+  EXPECT_THAT([&] { train_alone(run); },
+              ::testing::ThrowsMessage<UserError>(
+                  AllOf(HasSubstr("memory_bytes is 100000"), HasSubstr("table \"user\""))));
 }
 
 TEST(RecommenderDynamic, RefusesWhatItCannotDo) {

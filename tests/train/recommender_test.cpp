@@ -209,10 +209,11 @@ TEST(Recommender, AnEvaluationLeavesNoTraceInTheTables) {
       config.rows.sparse[1].num_rows = 0;
       config.rows.sparse[1].max_rows = 60;
       config.embedding.dynamic.admission = "count";
+      config.embedding.dynamic.max_candidates = 100;
       config.embedding.dynamic.eviction = "age";
       config.embedding.dynamic.evict_steps = 4;
       config.embedding.dynamic.max_age = 3;
-      config.embedding.memory_bytes = 60000;
+      config.embedding.memory_bytes = 80000;
       config.embedding.policy = policy;
       config.embedding.warmup_steps = 5;
       config.embedding.refresh_steps = 3;
@@ -275,7 +276,7 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
   EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.rank_bytes = 100; }),
               HasSubstr("embedding.rank_bytes is 100"));
   EXPECT_THAT(refusal([](RunConfig& c) { c.embedding.memory_bytes = 100; }),
-              HasSubstr("of memory_bytes, but need"));
+              HasSubstr("memory_bytes is 100, but at least"));
   const RunConfig config = data.config("deepfm");
   RunConfig short_run = config;
   short_run.train.steps = 2;

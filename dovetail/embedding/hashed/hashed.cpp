@@ -14,6 +14,7 @@
 #include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/embedding/pack/lookup.h"
 #include "dovetail/ops/simd_level.h"
 
 namespace dovetail::embedding {
@@ -54,8 +55,8 @@ Eviction parse_eviction(std::string_view name) {
   return parse_enum<Eviction>("embedding", "eviction", name, kEvictions);
 }
 
-/// Sets each table to its maximum rows, plus one row of zeros.
-PackSpec HashedTables::packed_spec(PackSpec spec, const HashedOptions& options, Changes changes) {
+PackSpec HashedTables::limited(PackSpec spec, const HashedOptions& options, Changes changes,
+                               int64_t more_rows) {
   check_options(options);
   for (TableSpec& table : spec.tables) {
     user_check(table.rows < int64_t{1} << 31,
@@ -64,40 +65,64 @@ PackSpec HashedTables::packed_spec(PackSpec spec, const HashedOptions& options, 
     user_check(table.rows >= 1,
                "embedding: table \"{}\" may have {} rows, but must have room for one", table.name,
                table.rows);
-    table.rows = rows_within(spec, table, options, changes) + 1;
+    table.initial_range = initial_bound(table);
+    table.rows = rows_within(spec, table, options, changes) + more_rows;
+    table.hashed = true;
   }
   return spec;
 }
 
-HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options, Changes changes)
-    : spec_(spec),
-      options_(options),
-      changes_(changes),
-      packed_(packed_spec(spec, options, changes), PackedTables::Initial::kUnset) {
-  for (size_t t = 0; t < spec.tables.size(); ++t) {
-    const TableSpec& from = spec.tables[t];
-    tables_.push_back(std::make_unique<Table>(initial_rows(spec.seed, from),
-                                              mix_seed(spec.seed, name_key(from.name))));
-    Table& table = *tables_.back();
-    const auto number = static_cast<int64_t>(t);
-    table.rows = packed_.spec().tables[t].rows - 1;
-    table.capped = table.rows < from.rows;
-    if (from.max_bytes > 0) {
-      table.keys = Keys(table.rows, changes);
-      if (options.admission == Admission::kCount)
-        table.candidates = Keys(options.max_candidates, changes);
-    }
-    table.row_bytes = row_bytes(spec.row_dtype, from.dim);
-    table.state_width = state_per_row(spec.optimizer.kind, from.dim);
-    table.stored = packed_.row_data(number);
-    table.state = packed_.packed_state(number).mutable_data_ptr<float>();
+HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options, Changes changes,
+                           const std::optional<TierOptions>& tiers)
+    : spec_(spec), options_(options), changes_(changes) {
+  feature_rows_.assign(spec.feature_table.size(), kAnyKey);
+  const PackSpec all = limited(spec, options, changes, 0);
+  std::optional<TierOptions> of_rows = tiers;
+  if (tiers) {
+    const std::vector<TableMemory> least = least_memory(spec, options, changes, *tiers);
+    memory_left(tiers->memory_bytes, least);
+    for (const TableMemory& table : least) of_rows->memory_bytes -= table.keys;
+  }
+  for (const TableSpec& table : all.tables) {
+    tables_.push_back(std::make_unique<Table>(initial_rows(spec.seed, table),
+                                              mix_seed(spec.seed, name_key(table.name))));
+    Table& own = *tables_.back();
+    own.rows = table.rows;
+    own.capped = own.rows < spec.tables[tables_.size() - 1].rows;
+    own.row_bytes = row_bytes(spec.row_dtype, table.dim);
+    own.state_width = state_per_row(spec.optimizer.kind, table.dim);
+    if (table.max_bytes == 0 && !tiers) continue;
+    own.keys = Keys(own.rows, changes);
+    if (options.admission == Admission::kCount)
+      own.candidates = Keys(options.max_candidates, changes);
+  }
+  if (tiers) {
+    make_tiers(all, *of_rows);
+  } else {
+    make_packed(limited(spec, options, changes, 1));
+  }
+}
+
+void HashedTables::make_packed(const PackSpec& spec) {
+  packed_.emplace(spec, PackedTables::Initial::kUnset);
+  for (int64_t t = 0; t < std::ssize(tables_); ++t) {
+    Table& table = *tables_[static_cast<size_t>(t)];
+    table.stored = packed_->row_data(t);
+    table.state = packed_->packed_state(t).mutable_data_ptr<float>();
     if (spec.row_dtype != RowDtype::kFloat32) {
       table.rows_held = at::empty({table.rows + 1}, at::kInt);
-      packed_.set_rows_held(number, static_cast<const uint32_t*>(table.rows_held.const_data_ptr()));
+      packed_->set_rows_held(t, static_cast<const uint32_t*>(table.rows_held.const_data_ptr()));
     }
     clear_null_row(table);
   }
-  feature_rows_.assign(spec.feature_table.size(), kAnyKey);
+}
+
+void HashedTables::make_tiers(const PackSpec& spec, const TierOptions& tiers) {
+  std::vector<const Table*> tables;
+  for (const auto& table : tables_) tables.push_back(table.get());
+  tiers_.emplace(spec, tiers, [tables](int64_t table, int64_t row) {
+    return tables[static_cast<size_t>(table)]->keys.entries()[static_cast<size_t>(row)].key;
+  });
 }
 
 Jagged HashedTables::begin(const Jagged& keys) {
@@ -112,7 +137,9 @@ Jagged HashedTables::begin(const Jagged& keys) {
   parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) begin_table(t, keys, to);
   });
-  return slots;
+  if (!tiers_) return slots;
+  slots.values.sub_(1);
+  return tiers_->begin(slots);
 }
 
 void HashedTables::begin_table(int64_t t, const Jagged& keys, int64_t* slots) {
@@ -122,7 +149,7 @@ void HashedTables::begin_table(int64_t t, const Jagged& keys, int64_t* slots) {
   SlotMap<uint64_t> numbers(16);
   std::vector<NewKey> fresh;
   const auto each_key = [&](const auto& body) {
-    for (const int64_t f : packed_.features_of(t))
+    for (const int64_t f : packed().features_of(t))
       for (int64_t i = offsets[f * keys.samples]; i < offsets[(f + 1) * keys.samples]; ++i)
         body(i, static_cast<uint64_t>(values[i]));
   };
@@ -176,7 +203,7 @@ uint32_t HashedTables::admit(Table& table, const NewKey& key) {
   const uint32_t number = table.keys.insert(key.key);
   table.keys.entries()[number].occurrences = before;
   table.keys.entries()[number].last_step = step_ + 1;
-  initialize_row(table, key.key, number);
+  if (!tiers_) initialize_row(table, key.key, number);
   ++table.counters.admitted;
   return number;
 }
@@ -213,14 +240,15 @@ void HashedTables::end() {
   user_check(in_step_,
              "embedding: a step of hashed tables ends that has not begun; call begin first");
   const TraceSpan span("dovetail::embedding_hashed_end");
+  if (tiers_) tiers_->end();
   in_step_ = false;
   ++step_;
   parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       Table& table = *tables_[static_cast<size_t>(t)];
-      clear_null_row(table);
+      if (!tiers_) clear_null_row(table);
       if (step_ % options_.evict_steps != 0) continue;
-      if (options_.eviction != Eviction::kNone) evict(table);
+      if (options_.eviction != Eviction::kNone) evict(t);
       evict_candidates(table);
     }
   });
@@ -235,7 +263,8 @@ int64_t HashedTables::occurrences_after(const Keys::Entry& entry, int64_t steps)
   return entry.occurrences >> std::clamp<int64_t>(halvings, 0, 63);
 }
 
-void HashedTables::evict(Table& table) const {
+void HashedTables::evict(int64_t t) {
+  Table& table = *tables_[static_cast<size_t>(t)];
   const std::vector<Keys::Entry>& entries = table.keys.entries();
   std::vector<uint32_t> leaving;
   for (uint32_t i = 0; i < entries.size(); ++i) {
@@ -256,8 +285,14 @@ void HashedTables::evict(Table& table) const {
                      });
     leaving.resize(static_cast<size_t>(excess));
   }
-  for (const uint32_t number : leaving) table.keys.erase(number);
+  for (const uint32_t number : leaving) erase(t, number);
   table.counters.evicted += static_cast<int64_t>(leaving.size());
+}
+
+/// Removes the key with this entry number, and its row.
+void HashedTables::erase(int64_t t, uint32_t number) {
+  tables_[static_cast<size_t>(t)]->keys.erase(number);
+  if (tiers_) tiers_->release(t, number);
 }
 
 void HashedTables::evict_candidates(Table& table) const {
@@ -269,7 +304,7 @@ void HashedTables::evict_candidates(Table& table) const {
   }
 }
 
-void HashedTables::clear_null_row(Table& table) const {
+void HashedTables::clear_null_row(const Table& table) const {
   std::fill_n(table.stored, table.row_bytes, char{0});
   std::fill_n(table.state, table.state_width, 0.0f);
 }
@@ -281,11 +316,9 @@ void HashedTables::initialize_row(const Table& table, uint64_t key, uint32_t num
   hold(table, key, row);
 }
 
-/// Stores the hash of a row's key. Rounding uses it as the row number, since a key has more than 32
-/// bits.
 void HashedTables::hold(const Table& table, uint64_t key, int64_t row) {
   if (table.rows_held.defined())
-    table.rows_held.mutable_data_ptr<int32_t>()[row] = static_cast<int32_t>(mix_seed(key, 0));
+    table.rows_held.mutable_data_ptr<int32_t>()[row] = static_cast<int32_t>(rounding_row(key));
 }
 
 Jagged HashedTables::find(const Jagged& keys) const {
@@ -295,17 +328,28 @@ Jagged HashedTables::find(const Jagged& keys) const {
   const int64_t *values = keys.values.const_data_ptr<int64_t>(),
                 *offsets = keys.offsets.const_data_ptr<int64_t>();
   int64_t* to = slots.values.mutable_data_ptr<int64_t>();
+  const int64_t first = tiers_ ? 0 : 1;
   parallel_pieces(keys.features, 1, [&](int64_t begin, int64_t end) {
     for (int64_t f = begin; f < end; ++f) {
       const Table& table =
           *tables_[static_cast<size_t>(spec_.feature_table[static_cast<size_t>(f)])];
       for (int64_t i = offsets[f * keys.samples]; i < offsets[(f + 1) * keys.samples]; ++i) {
         const uint32_t number = table.keys.find(static_cast<uint64_t>(values[i]));
-        to[i] = number == kNone ? 0 : static_cast<int64_t>(number) + 1;
+        to[i] = first + (number == kNone ? -1 : static_cast<int64_t>(number));
       }
     }
   });
   return slots;
+}
+
+void HashedTables::pool_into(const Jagged& keys, const at::Tensor& y) const {
+  const Jagged rows = find(keys);
+  if (tiers_) return tiers_->pool_into(rows, y);
+  embedding::pool_into(*packed_, rows, y, Ids::kChecked);
+}
+
+void HashedTables::prefetch(const Jagged& keys) const {
+  if (tiers_) tiers_->prefetch(find(keys));
 }
 
 void HashedTables::forget_changes() {
@@ -314,56 +358,6 @@ void HashedTables::forget_changes() {
     table->keys.forget_changes();
     table->candidates.forget_changes();
   }
-}
-
-KeyedRows HashedTables::contents(int64_t t, RowSet which) const {
-  user_check(
-      !in_step_,
-      "embedding: the contents of a hashed table are asked for within a step; call end first");
-  const Table& table = *tables_.at(static_cast<size_t>(t));
-  const std::vector<int64_t> numbers = table.keys.ascending(which);
-  const at::Tensor rows = at::tensor(numbers, at::kLong) + 1;
-  return {.known = table.keys.counts(numbers),
-          .weight = packed_.stored(t).index_select(0, rows),
-          .state = packed_.packed_state(t).index_select(0, rows),
-          .candidates = table.candidates.counts(table.candidates.ascending(which))};
-}
-
-void HashedTables::load(int64_t t, const KeyedRows& contents) {
-  user_check(!in_step_, "embedding: a hashed table is loaded within a step; call end first");
-  Table& table = *tables_.at(static_cast<size_t>(t));
-  const TableSpec& spec = spec_.tables[static_cast<size_t>(t)];
-  const auto check = [&](const char* name, const at::Tensor& x, at::IntArrayRef sizes,
-                         at::ScalarType dtype) {
-    user_check(x.defined() && x.sizes() == sizes && x.scalar_type() == dtype && x.is_cpu() &&
-                   x.is_contiguous(),
-               "embedding: {} of table \"{}\" must be {} {}, contiguous, on the CPU, but is {}",
-               name, spec.name, fmt::format("({})", fmt::join(sizes, ", ")), c10::toString(dtype),
-               ops::describe(x));
-  };
-  const auto check_counts = [&](const KeyCounts& counts, const char* what) {
-    user_check(counts.keys.defined(), "embedding: there are no {} for table \"{}\"", what,
-               spec.name);
-    const int64_t n = counts.keys.numel();
-    check(what, counts.keys, {n}, at::kLong);
-    check("occurrences", counts.occurrences, {n}, at::kLong);
-    check("last_step", counts.last_step, {n}, at::kLong);
-    return n;
-  };
-  const int64_t n = check_counts(contents.known, "keys");
-  check_counts(contents.candidates, "candidates");
-  check("weight", contents.weight, {n, stored_width(spec_.row_dtype, spec.dim)},
-        stored_type(spec_.row_dtype));
-  check("state", contents.state, {n, table.state_width}, at::kFloat);
-  user_check(n <= table.rows,
-             "embedding: table \"{}\" may have {} rows, but {} are to be loaded; raise its {}",
-             spec.name, table.rows, n, table.capped ? "max_bytes" : "rows");
-  table.keys.load(contents.known, spec.name);
-  table.candidates.load(contents.candidates, spec.name);
-  for (int64_t i = 0; i < n; ++i)
-    hold(table, static_cast<uint64_t>(contents.known.keys.const_data_ptr<int64_t>()[i]), i + 1);
-  packed_.stored(t).narrow(0, 1, n).copy_(contents.weight);
-  packed_.packed_state(t).narrow(0, 1, n).copy_(contents.state);
 }
 
 HashedCounters operator+(HashedCounters a, const HashedCounters& b) {

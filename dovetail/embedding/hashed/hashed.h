@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "dovetail/embedding/pack/jagged.h"
 #include "dovetail/embedding/pack/slot_map.h"
 #include "dovetail/embedding/pack/table.h"
+#include "dovetail/embedding/tiers/tiered.h"
 
 namespace dovetail::embedding {
 
@@ -58,9 +60,9 @@ struct HashedOptions {
 };
 
 /// Counters, summed over the tables. `rows` and `candidates` are the present numbers of rows and of
-/// candidates. `bytes` is the memory that both use now. All other counters count since
-/// construction. `admitted`, `evicted` and `candidates_evicted` count keys. The remaining ones
-/// count occurrences of keys.
+/// candidates. `bytes` is the memory that both use now (memory_bytes). All other counters count
+/// since construction. `admitted`, `evicted` and `candidates_evicted` count keys. The remaining
+/// ones count occurrences of keys.
 struct HashedCounters {
   int64_t rows = 0, candidates = 0, bytes = 0;
   int64_t found = 0;         ///< occurrences of keys that had a row when their step began
@@ -128,10 +130,15 @@ struct KeyedRows {
 /// - `max_candidates` candidates,
 /// - the records for delta checkpoints.
 ///
+/// With tiers (tiered.h), a key's row number is the number of a row in the tiers. Only some rows
+/// are in memory. Key map, counts and candidates always are. Then TierOptions::memory_bytes covers
+/// all of these at their maximum sizes, and the rows in memory. `max_bytes` limits the number of
+/// rows as it does without tiers. Results are the same with and without tiers, bit for bit.
+///
 /// Usage:
 ///
 /// ```
-/// const Jagged slots = tables.begin(keys);  // admits keys, turns keys into row numbers
+/// const Jagged slots = tables.begin(keys);  // admits keys, turns keys into rows of packed()
 /// pool(tables.packed(), slots);
 /// update(tables.packed(), {{slots, gradient}});  // or micro-batches samples_of(slots, ...)
 /// tables.end();  // evicts rows
@@ -146,33 +153,58 @@ struct KeyedRows {
 class HashedTables {
  public:
   /// Throws UserError like PackedTables. Also throws it for options out of range, and if not even
-  /// one row fits into max_bytes.
+  /// one row fits into max_bytes. With tiers, throws it like memory_left for least_memory.
   HashedTables(const PackSpec& spec, const HashedOptions& options,
-               Changes changes = Changes::kUntracked);
+               Changes changes = Changes::kUntracked, const std::optional<TierOptions>& tiers = {});
 
-  /// Returns the spec that the constructor got. Each table of packed() has one row more, row 0. It
-  /// is all zeros and stands for every key without a row.
+  /// Returns what each table needs at least (tiered.h). `keys` are the bytes of key map, counts and
+  /// candidates at their maximum sizes.
+  static std::vector<TableMemory> least_memory(const PackSpec& spec, const HashedOptions& options,
+                                               Changes changes, const TierOptions& tiers);
+
+  /// Returns the spec that the constructor got.
   const PackSpec& spec() const { return spec_; }
   const HashedOptions& options() const { return options_; }
 
   /// Begins a step and admits keys. Returns the batch with row numbers of packed() instead of keys.
-  /// Steps must not overlap. Throws UserError like check_jagged.
+  /// Steps must not overlap. Throws UserError like check_jagged and, with tiers, like
+  /// TieredTables::begin.
   Jagged begin(const Jagged& keys);
-  PackedTables& packed() { return packed_; }
-  const PackedTables& packed() const { return packed_; }
+  /// Returns the rows in memory. One row of each table is all zeros and stands for every key
+  /// without a row. Without tiers, it is row 0. With tiers, packed() is TieredTables::fast().
+  PackedTables& packed() { return tiers_ ? tiers_->fast() : *packed_; }
+  const PackedTables& packed() const { return tiers_ ? tiers_->fast() : *packed_; }
+  /// Returns null without tiers.
+  const TieredTables* tiers() const { return tiers_ ? &*tiers_ : nullptr; }
   /// Ends the step. Evicts rows and candidates in each `evict_steps`th step.
   void end();
 
-  /// Returns the batch with row numbers of packed() instead of keys, for a lookup without an
-  /// update, as in evaluation. Admits and counts no key. Throws UserError like check_jagged.
-  Jagged find(const Jagged& keys) const;
+  /// Pools a batch into y like embedding::pool_into, for an evaluation between steps. Leaves no
+  /// trace: admits and counts no key, and changes no tier. Throws UserError like check_jagged and,
+  /// with tiers, like TieredTables::pool_into.
+  void pool_into(const Jagged& keys, const at::Tensor& y) const;
+  /// Starts to read the rows of a later step's keys from the slow tier, like
+  /// TieredTables::prefetch. Does nothing without tiers.
+  void prefetch(const Jagged& keys) const;
 
-  /// Returns a copy of a table's contents. With RowSet::kChanged, it has the keys that occurred
-  /// since the last forget_changes, and the evicted keys in `removed`. Call it between steps.
+  /// Returns a copy of a table's contents without rows: `weight` and `state` are undefined. With
+  /// RowSet::kChanged, it has the keys that occurred since the last forget_changes, and the evicted
+  /// keys in `removed`. Call it between steps.
+  KeyedRows keys(int64_t table, RowSet which = RowSet::kAll) const;
+  /// Returns the stored rows of `keys`, (n) int64, and their state. All keys must have a row. Call
+  /// it between steps.
+  std::pair<at::Tensor, at::Tensor> rows(int64_t table, const at::Tensor& keys) const;
+  /// Returns a copy of a table's contents, with rows. Call it between steps.
   KeyedRows contents(int64_t table, RowSet which = RowSet::kAll) const;
-  /// Replaces a table's contents. Call it between steps. Throws UserError for wrong shapes,
-  /// duplicate keys and too many keys for the table.
-  void load(int64_t table, const KeyedRows& contents);
+  /// Adds keys with their rows, and candidates. Keys and candidates that are present are replaced.
+  /// Call it between steps. Throws UserError for wrong shapes, duplicate keys and too many keys for
+  /// the table.
+  void add(int64_t table, const KeyedRows& contents);
+  /// Removes the keys in `known.removed` and the candidates in `candidates.removed` that are
+  /// present. Call it between steps.
+  void remove(int64_t table, const KeyedRows& removed);
+  /// Removes all keys and candidates. Call it between steps.
+  void clear(int64_t table);
   /// Starts to track changes anew: no key counts as changed or removed after the call. Call it
   /// after a checkpoint has saved the changes. Does nothing if changes are not tracked.
   void forget_changes();
@@ -183,8 +215,9 @@ class HashedTables {
   void set_steps(int64_t steps) { step_ = steps; }
 
   HashedCounters counters() const;
-  /// Returns the bytes in use: rows and state of present keys, maps, candidates. The temporary
-  /// memory in which a step lists its new keys is not included.
+  /// Returns the bytes of memory in use: rows and state of present keys, maps, candidates. With
+  /// tiers, the rows count as TieredTables::memory_bytes. The temporary memory in which a step
+  /// lists its new keys is not included.
   int64_t memory_bytes() const;
   /// Returns the maximum number of rows of a table: its configured `rows`, or fewer if max_bytes
   /// holds fewer.
@@ -229,8 +262,9 @@ class HashedTables {
     std::vector<int64_t> ascending(RowSet which) const;
     /// Returns the keys with these entry numbers, and all removed keys.
     KeyCounts counts(const std::vector<int64_t>& numbers) const;
-    /// Replaces all keys. Throws UserError, naming `table`, if a key occurs twice.
-    void load(const KeyCounts& counts, const std::string& table);
+    /// Adds keys, or replaces the counts of those that are present. Returns the numbers of their
+    /// entries.
+    at::Tensor put(const KeyCounts& counts);
     void forget_changes();
 
    private:
@@ -254,10 +288,11 @@ class HashedTables {
     // rows: maximum number of keys with a row. state_width: floats of state for each row.
     int64_t rows = 0, row_bytes = 0, state_width = 0;
     bool capped = false;     // true: max_bytes allows fewer rows than TableSpec::rows
-    char* stored = nullptr;  // row data in packed_
-    float* state = nullptr;  // row state in packed_
+    char* stored = nullptr;  // row data in packed_; null with tiers
+    float* state = nullptr;  // row state in packed_; null with tiers
     at::Tensor rows_held;    // (rows + 1) int32: hash of each row's key, which seeds its rounding
-    Keys keys, candidates;   // the key in entry i of `keys` has row i + 1
+    // The key in entry i of `keys` has row i + 1 of packed_, or row i of tiers_.
+    Keys keys, candidates;
     HashedCounters counters;
   };
   /// Key that has no row when the step begins, and the number of its occurrences in the step.
@@ -269,27 +304,40 @@ class HashedTables {
   /// Returns the bytes of a table that has `rows` rows, as max_bytes counts them.
   static int64_t bytes_for(const PackSpec& spec, const TableSpec& table,
                            const HashedOptions& options, Changes changes, int64_t rows);
+  static int64_t bytes_of_keys(const HashedOptions& options, Changes changes, int64_t rows);
   /// Returns the number of rows that fit into the table's max_bytes, at most table.rows.
   static int64_t rows_within(const PackSpec& spec, const TableSpec& table,
                              const HashedOptions& options, Changes changes);
-  static PackSpec packed_spec(PackSpec spec, const HashedOptions& options, Changes changes);
+  /// Returns the spec with the maximum number of rows of each table, plus `more_rows`.
+  static PackSpec limited(PackSpec spec, const HashedOptions& options, Changes changes,
+                          int64_t more_rows);
+  void make_packed(const PackSpec& spec);
+  void make_tiers(const PackSpec& spec, const TierOptions& tiers);
   void begin_table(int64_t t, const Jagged& keys, int64_t* slots);
   uint32_t admit(Table& table, const NewKey& key);
   bool is_admitted(Table& table, const NewKey& key) const;
-  void evict(Table& table) const;
+  void evict(int64_t t);
   /// Returns the occurrence count of an entry of `keys` after `steps` ended steps. It applies the
   /// halvings of Eviction::kFrequency since the entry's last step.
   int64_t occurrences_after(const Keys::Entry& entry, int64_t steps) const;
   void evict_candidates(Table& table) const;
-  void clear_null_row(Table& table) const;
+  /// Returns the batch with row numbers of packed_ instead of keys. With tiers, these are row
+  /// numbers of tiers_, and RowCache::kNoId for keys without a row.
+  Jagged find(const Jagged& keys) const;
+  void erase(int64_t t, uint32_t number);
+  Table& between_steps(int64_t t) const;
+  void check_shapes(int64_t t, const KeyedRows& contents) const;
+  void set_rows(int64_t t, const at::Tensor& numbers, const KeyedRows& contents);
+  void clear_null_row(const Table& table) const;
   void initialize_row(const Table& table, uint64_t key, uint32_t number) const;
   static void hold(const Table& table, uint64_t key, int64_t row);
 
   PackSpec spec_;
   HashedOptions options_;
   Changes changes_;
-  PackedTables packed_;
   std::vector<std::unique_ptr<Table>> tables_;
+  std::optional<PackedTables> packed_;  // exactly one of packed_ and tiers_ is set
+  std::optional<TieredTables> tiers_;
   std::vector<int64_t> feature_rows_;
   bool in_step_ = false;
   int64_t step_ = 0;

@@ -25,12 +25,26 @@ int64_t bytes_of_row(const PackSpec& spec, const TableSpec& table) {
 
 int64_t HashedTables::bytes_for(const PackSpec& spec, const TableSpec& table,
                                 const HashedOptions& options, Changes changes, int64_t rows) {
-  const int64_t candidates = options.admission == Admission::kCount
-                                 ? Keys::bytes_for(options.max_candidates, changes)
-                                 : Keys().bytes();
   // Includes the row of zeros, and padding of rows and of state to a cache line each.
-  return (rows + 1) * bytes_of_row(spec, table) + 2 * kLineBytes + Keys::bytes_for(rows, changes) +
-         candidates;
+  return (rows + 1) * bytes_of_row(spec, table) + 2 * kLineBytes +
+         bytes_of_keys(options, changes, rows);
+}
+
+/// Returns the bytes of the keys of a table that has `rows` rows, with its candidates.
+int64_t HashedTables::bytes_of_keys(const HashedOptions& options, Changes changes, int64_t rows) {
+  return Keys::bytes_for(rows, changes) + (options.admission == Admission::kCount
+                                               ? Keys::bytes_for(options.max_candidates, changes)
+                                               : Keys().bytes());
+}
+
+std::vector<TableMemory> HashedTables::least_memory(const PackSpec& spec,
+                                                    const HashedOptions& options, Changes changes,
+                                                    const TierOptions& tiers) {
+  const PackSpec all = limited(spec, options, changes, 0);
+  std::vector<TableMemory> least = TieredTables::least_memory(all, tiers);
+  for (size_t t = 0; t < least.size(); ++t)
+    least[t].keys = bytes_of_keys(options, changes, all.tables[t].rows);
+  return least;
 }
 
 int64_t HashedTables::rows_within(const PackSpec& spec, const TableSpec& table,
@@ -60,11 +74,11 @@ int64_t HashedTables::memory_bytes() const {
   int64_t bytes = 0;
   for (size_t t = 0; t < tables_.size(); ++t) {
     const Table& table = *tables_[t];
-    const int64_t rows = std::ssize(table.keys.entries()) + 1;
-    bytes +=
-        table.keys.bytes() + table.candidates.bytes() + rows * bytes_of_row(spec_, spec_.tables[t]);
+    bytes += table.keys.bytes() + table.candidates.bytes();
+    if (!tiers_)
+      bytes += (std::ssize(table.keys.entries()) + 1) * bytes_of_row(spec_, spec_.tables[t]);
   }
-  return bytes;
+  return bytes + (tiers_ ? tiers_->memory_bytes() : 0);
 }
 
 HashedTables::Keys::Keys(int64_t most, Changes changes)
@@ -80,7 +94,12 @@ int64_t HashedTables::Keys::bytes_for(int64_t most, Changes changes) {
   return SlotMap<uint64_t>::bytes_for(most) + most * static_cast<int64_t>(of_key);
 }
 
-void HashedTables::Keys::clear() { *this = most_ > 0 ? Keys(most_, changes_) : Keys(); }
+void HashedTables::Keys::clear() {
+  const int64_t most = most_;
+  const Changes changes = changes_;
+  *this = Keys();  // frees the old map before there is a new one
+  if (most > 0) *this = Keys(most, changes);
+}
 
 uint32_t HashedTables::Keys::insert(uint64_t key) {
   if (map_.size() == map_.room()) map_.resize(2 * map_.room());
@@ -137,16 +156,18 @@ std::vector<int64_t> HashedTables::Keys::ascending(RowSet which) const {
   return numbers;
 }
 
-void HashedTables::Keys::load(const KeyCounts& counts, const std::string& table) {
-  clear();
+at::Tensor HashedTables::Keys::put(const KeyCounts& counts) {
+  at::Tensor numbers = at::empty_like(counts.keys);
   for (int64_t i = 0; i < counts.keys.numel(); ++i) {
     const auto key = static_cast<uint64_t>(counts.keys.const_data_ptr<int64_t>()[i]);
-    user_check(find(key) == kNone,
-               "embedding: key {} is there twice in what table \"{}\" is to load", key, table);
-    Entry& entry = entries_[insert(key)];
+    uint32_t number = find(key);
+    if (number == kNone) number = insert(key);
+    Entry& entry = entries_[number];
     entry.occurrences = counts.occurrences.const_data_ptr<int64_t>()[i];
     entry.last_step = counts.last_step.const_data_ptr<int64_t>()[i];
+    numbers.mutable_data_ptr<int64_t>()[i] = number;
   }
+  return numbers;
 }
 
 void HashedTables::Keys::forget_changes() {

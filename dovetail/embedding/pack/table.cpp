@@ -208,6 +208,8 @@ InitialRows initial_rows(uint64_t seed, const TableSpec& table) {
   return {seed, table.name, initial_bound(table), table.dim, table.slice};
 }
 
+uint32_t rounding_row(uint64_t key) { return static_cast<uint32_t>(mix_seed(key, 0)); }
+
 std::vector<std::pair<std::string, at::Tensor>> named_state(OptimizerKind kind,
                                                             const at::Tensor& state) {
   switch (kind) {

@@ -118,6 +118,10 @@ InitialRows initial_rows(uint64_t seed, const TableSpec& table);
 RowRounding row_rounding(uint64_t seed, std::string_view table, const TableSlice& slice,
                          int64_t step);
 
+/// Returns the number by which the row of a hashed table's key is rounded, in place of a row
+/// number. It is a hash, since a key has more than 32 bits.
+uint32_t rounding_row(uint64_t key);
+
 /// Table of a feature, and the place of its pooled rows in the output.
 struct FeatureLayout {
   int64_t table;   ///< index of the table

@@ -38,17 +38,27 @@ DistributedTables::DistributedTables(PackSpec spec, TablePlacement plan,
     feature_rows_.push_back(table.hashed ? kAnyKey : table.rows);
     columns_ += table.dim;
   }
-  std::vector<int64_t> bytes;
-  for (const PlacedPack& pack : plan_.packs)
-    bytes.push_back(pack.hashed ? 0 : bytes_on(spec_, plan_, pack, group_->rank()));
-  const int64_t all_bytes = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+  std::vector<int64_t> bytes, least;
+  std::vector<TableMemory> tables;
+  for (const PlacedPack& pack : plan_.packs) {
+    bytes.push_back(bytes_on(spec_, plan_, pack, group_->rank()));
+    least.push_back(0);
+    if (!tiers || bytes.back() == 0) continue;
+    for (TableMemory& table :
+         least_memory(spec_, plan_, pack, group_->rank(), *tiers, hashed, changes)) {
+      least.back() += table.keys + table.rows;
+      tables.push_back(std::move(table));
+    }
+  }
+  const int64_t all_bytes = std::accumulate(bytes.begin(), bytes.end(), int64_t{0}),
+                left = tiers ? memory_left(tiers->memory_bytes, std::move(tables)) : 0;
   for (size_t i = 0; i < plan_.packs.size(); ++i) {
     for (const int64_t t : plan_.packs[i].tables) pack_of_[static_cast<size_t>(t)] = i;
     std::optional<TierOptions> of_pack = bytes[i] > 0 ? tiers : std::nullopt;
     if (of_pack)
-      of_pack->memory_bytes =
-          static_cast<int64_t>(static_cast<double>(tiers->memory_bytes) *
-                               static_cast<double>(bytes[i]) / static_cast<double>(all_bytes));
+      of_pack->memory_bytes = least[i] + static_cast<int64_t>(static_cast<double>(left) *
+                                                              static_cast<double>(bytes[i]) /
+                                                              static_cast<double>(all_bytes));
     packs_.push_back(std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(),
                                                    payloads, of_pack, hashed, changes, device));
   }

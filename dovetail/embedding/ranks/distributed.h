@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -89,13 +90,14 @@ class DistributedTables {
   /// `group`, and nothing else may use `group`. `payloads` are the number formats in which pooled
   /// rows and gradients are sent.
   ///
-  /// If set, `tiers` applies to tables with a fixed vocabulary. Its `memory_bytes` and `step_rows`
-  /// are limits for this rank. `memory_bytes` is divided among the packs in proportion to their
-  /// bytes on this rank. It includes a bitmap of the updated rows, with one bit for each row. If
-  /// changes are tracked, it includes such a bitmap of the changed rows, too.
+  /// `tiers`, if set, keeps only some rows in memory. Its `memory_bytes` and `step_rows` are limits
+  /// for this rank. Each table gets what it needs at least, keys of hashed tables included
+  /// (memory_left). The rest is divided among the packs in proportion to their bytes on this rank.
+  /// For tables with a fixed vocabulary, `memory_bytes` includes a bitmap of the updated rows, with
+  /// one bit for each row. If changes are tracked, it includes such a bitmap of the changed rows,
+  /// too.
   ///
-  /// Hashed tables (without a fixed vocabulary) do not use `tiers` and stay in memory as a whole.
-  /// `hashed` applies to them.
+  /// `hashed` applies to hashed tables (without a fixed vocabulary).
   ///
   /// Rows, pooled rows and gradients lie on `device`, ids and messages between ranks on the CPU. On
   /// a GPU, hashed tables and `tiers` are not supported.
@@ -163,11 +165,26 @@ class DistributedTables {
   TableContents read(int64_t table) const;
   /// Calls write_rows for all rows of a table.
   void write(int64_t table, const TableContents& contents);
-  /// Counterpart of read_rows for a hashed table: returns its keys and rows on rank 0. All ranks
+  /// Returns the keys of a hashed table on rank 0, without rows (HashedTables::keys). All ranks
   /// call it together, between steps.
+  KeyedRows list_keys(int64_t table, RowSet which) const;
+  /// Reads the rows of `keys` of a hashed table, (n) int64 on rank 0, in blocks of `block` keys.
+  /// Calls body(first, rows) on rank 0 for the keys from `first` on, at least once. All ranks call
+  /// it together, between steps.
+  void read_rows(int64_t table, const at::Tensor& keys, int64_t block,
+                 const std::function<void(int64_t first, const TableContents& rows)>& body) const;
+  /// Returns keys and rows of a hashed table on rank 0. All ranks call it together, between steps.
   KeyedRows read_keys(int64_t table, RowSet which = RowSet::kAll) const;
-  /// Counterpart of write_rows for a hashed table. Throws UserError if `contents` has more rows
-  /// than the table, or this rank's part of it, may have.
+  /// Adds rank 0's keys on the ranks that hold them (HashedTables::add). All ranks call it
+  /// together, between steps. Throws UserError if the table, or this rank's part of it, may not
+  /// have so many rows.
+  void add_keys(int64_t table, const KeyedRows& contents);
+  /// Removes rank 0's keys in the same way (HashedTables::remove).
+  void remove_keys(int64_t table, const KeyedRows& removed);
+  /// Removes all keys of a hashed table.
+  void clear_keys(int64_t table);
+  /// Replaces the contents of a hashed table by rank 0's `contents`. All ranks call it together,
+  /// between steps.
   void write_keys(int64_t table, const KeyedRows& contents);
 
   /// Returns the number of the whole table's rows that are in `which`, the same on every rank. All
@@ -219,6 +236,10 @@ class DistributedTables {
   /// Returns the columns of `rows` that this rank holds: all of them, unless the table is
   /// column-wise. Each row of `rows` is a whole stored row, or the whole state of a row.
   at::Tensor own_columns(int64_t table, const at::Tensor& rows) const;
+  /// Returns true if this rank sends its keys of a hashed table to rank 0.
+  bool sends_keys(int64_t table) const;
+  /// Returns true if each rank has other rows of the table.
+  bool cut_by_rows(int64_t table) const;
   KeyCounts to_rank_zero(const KeyCounts& own) const;
   KeyCounts from_rank_zero(const KeyCounts& own) const;
 

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "dovetail/embedding/ranks/distributed.h"
@@ -52,34 +53,81 @@ KeyCounts DistributedTables::from_rank_zero(const KeyCounts& own) const {
           .last_step = whole(own.last_step)};
 }
 
-KeyedRows DistributedTables::read_keys(int64_t table, RowSet which) const {
-  const ShardedPack& pack = pack_of(table);
-  const int64_t local = pack.local_table(table), dim = spec_.tables[static_cast<size_t>(table)].dim;
-  const at::Tensor none = at::empty({0}, at::kLong);
-  KeyedRows own{
-      .known = {none, none, none, none},
-      .weight = at::empty({0, stored_width(spec_.row_dtype, dim)}, stored_type(spec_.row_dtype)),
-      .state = at::empty({0, state_per_row(spec_, table)}, at::kFloat),
-      .candidates = {none, none, none, none}};
+bool DistributedTables::sends_keys(int64_t table) const {
   const bool replicated =
       plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kReplicated;
-  if (local >= 0 && (!replicated || group_->rank() == 0))
-    own = pack.hashed()->contents(local, which);
+  return pack_of(table).local_table(table) >= 0 && (!replicated || group_->rank() == 0);
+}
+
+bool DistributedTables::cut_by_rows(int64_t table) const {
+  return plan_.ranks > 1 && plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kRowWise;
+}
+
+KeyedRows DistributedTables::list_keys(int64_t table, RowSet which) const {
+  const at::Tensor none = at::empty({0}, at::kLong);
+  KeyedRows own{.known = {none, none, none, none},
+                .weight = {},
+                .state = {},
+                .candidates = {none, none, none, none}};
+  const ShardedPack& pack = pack_of(table);
+  if (sends_keys(table)) own = pack.hashed()->keys(pack.local_table(table), which);
   if (plan_.ranks == 1) return own;
-  const std::vector<int64_t> counts = counts_of_ranks(own.known.keys.numel());
-  KeyedRows all{.known = to_rank_zero(own.known),
-                .weight = to_rank_zero(own.weight, counts),
-                .state = to_rank_zero(own.state, counts),
-                .candidates = to_rank_zero(own.candidates)};
+  const KeyedRows all{.known = to_rank_zero(own.known),
+                      .weight = {},
+                      .state = {},
+                      .candidates = to_rank_zero(own.candidates)};
   if (group_->rank() != 0) return all;
-  const at::Tensor order = ascending(all.known.keys);
-  return {.known = select(all.known, order),
-          .weight = all.weight.index_select(0, order),
-          .state = all.state.index_select(0, order),
+  return {.known = select(all.known, ascending(all.known.keys)),
+          .weight = {},
+          .state = {},
           .candidates = select(all.candidates, ascending(all.candidates.keys))};
 }
 
-void DistributedTables::write_keys(int64_t table, const KeyedRows& contents) {
+void DistributedTables::read_rows(
+    int64_t table, const at::Tensor& keys, int64_t block,
+    const std::function<void(int64_t first, const TableContents& rows)>& body) const {
+  const ShardedPack& pack = pack_of(table);
+  const int64_t local = pack.local_table(table), dim = spec_.tables[static_cast<size_t>(table)].dim;
+  const int64_t n = rows_of_rank_zero(keys);
+  for (int64_t first = 0; first == 0 || first < n; first += block) {
+    const int64_t count = std::min(block, n - first);
+    const at::Tensor wanted = from_rank_zero(
+        group_->rank() == 0 ? keys.narrow(0, first, count) : at::Tensor(), {count}, at::kLong);
+    TableContents own{
+        .weight = at::empty({0, stored_width(spec_.row_dtype, dim)}, stored_type(spec_.row_dtype)),
+        .state = at::empty({0, state_per_row(spec_, table)}, at::kFloat)};
+    if (sends_keys(table))
+      std::tie(own.weight, own.state) = pack.hashed()->rows(
+          local, cut_by_rows(table)
+                     ? wanted.index_select(0, own_places(wanted, group_->rank(), plan_.ranks))
+                     : wanted);
+    const std::vector<int64_t> counts = counts_of_ranks(own.weight.size(0));
+    TableContents all{.weight = to_rank_zero(own.weight, counts),
+                      .state = to_rank_zero(own.state, counts)};
+    if (group_->rank() != 0) continue;
+    if (cut_by_rows(table)) {
+      std::vector<at::Tensor> places;
+      for (int64_t r = 0; r < plan_.ranks; ++r)
+        places.push_back(own_places(wanted, r, plan_.ranks));
+      const at::Tensor order = at::argsort(at::cat(places));
+      all = {.weight = all.weight.index_select(0, order),
+             .state = all.state.index_select(0, order)};
+    }
+    body(first, all);
+  }
+}
+
+KeyedRows DistributedTables::read_keys(int64_t table, RowSet which) const {
+  KeyedRows all = list_keys(table, which);
+  read_rows(table, all.known.keys, std::numeric_limits<int64_t>::max(),
+            [&](int64_t, const TableContents& rows) {
+              all.weight = rows.weight;
+              all.state = rows.state;
+            });
+  return all;
+}
+
+void DistributedTables::add_keys(int64_t table, const KeyedRows& contents) {
   ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table), dim = spec_.tables[static_cast<size_t>(table)].dim;
   KeyedRows all = contents;
@@ -96,7 +144,7 @@ void DistributedTables::write_keys(int64_t table, const KeyedRows& contents) {
     all.candidates = from_rank_zero(contents.candidates);
   }
   if (local < 0) return;
-  if (plan_.ranks > 1 && plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kRowWise) {
+  if (cut_by_rows(table)) {
     const auto places = [&](const KeyCounts& counts) {
       return own_places(counts.keys, group_->rank(), plan_.ranks);
     };
@@ -106,7 +154,28 @@ void DistributedTables::write_keys(int64_t table, const KeyedRows& contents) {
            .state = all.state.index_select(0, own),
            .candidates = select(all.candidates, places(all.candidates))};
   }
-  pack.hashed()->load(local, all);
+  pack.hashed()->add(local, all);
+}
+
+void DistributedTables::remove_keys(int64_t table, const KeyedRows& removed) {
+  const auto whole = [&](const at::Tensor& keys) {
+    return from_rank_zero(keys, {rows_of_rank_zero(keys)}, at::kLong);
+  };
+  KeyedRows all;
+  all.known.removed = whole(removed.known.removed);
+  all.candidates.removed = whole(removed.candidates.removed);
+  ShardedPack& pack = pack_of(table);
+  if (const int64_t local = pack.local_table(table); local >= 0) pack.hashed()->remove(local, all);
+}
+
+void DistributedTables::clear_keys(int64_t table) {
+  ShardedPack& pack = pack_of(table);
+  if (const int64_t local = pack.local_table(table); local >= 0) pack.hashed()->clear(local);
+}
+
+void DistributedTables::write_keys(int64_t table, const KeyedRows& contents) {
+  clear_keys(table);
+  add_keys(table, contents);
 }
 
 std::optional<HashedCounters> DistributedTables::hashed_counters() const {

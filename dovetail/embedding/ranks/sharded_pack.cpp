@@ -45,7 +45,32 @@ at::Tensor encode_rows(const at::Tensor& rows, comm::Payload payload) {
   return encode(rows, payload).view(-1);
 }
 
+/// Returns the options for one rank. With row-wise sharding, it has 1/n of the keys and gets 1/n of
+/// each limit.
+HashedOptions part_of(HashedOptions options, Sharding sharding, int64_t ranks) {
+  if (sharding != Sharding::kRowWise) return options;
+  options.max_candidates = (options.max_candidates + ranks - 1) / ranks;
+  options.keep_rows = (options.keep_rows + ranks - 1) / ranks;
+  return options;
+}
+
 }  // namespace
+
+std::vector<TableMemory> least_memory(const PackSpec& spec, const TablePlacement& plan,
+                                      const PlacedPack& pack, int64_t rank,
+                                      const TierOptions& tiers, const HashedOptions& hashed,
+                                      Changes changes) {
+  std::vector<int64_t> features;
+  const PackSpec own = local_spec(spec, plan, pack, rank, features);
+  if (pack.hashed)
+    return HashedTables::least_memory(own, part_of(hashed, pack.sharding, plan.ranks), changes,
+                                      tiers);
+  std::vector<TableMemory> least = TieredTables::least_memory(own, tiers);
+  for (size_t t = 0; t < least.size(); ++t)
+    least[t].rows +=
+        ChangedRows::bytes_for(own.tables[t].rows) * (changes == Changes::kTracked ? 2 : 1);
+  return least;
+}
 
 ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                          int64_t rank, const comm::Payloads& payloads,
@@ -70,7 +95,7 @@ ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const
   if (changes == Changes::kTracked && !pack.hashed) mark_in(changed_);
   if (pack.hashed) {
     id_words_ = 2;
-    hashed_.emplace(own, part_of(hashed), changes);
+    hashed_.emplace(own, part_of(hashed, sharding_, ranks_), changes, tiers);
   } else if (tiers) {
     TierOptions rest = *tiers;
     rest.memory_bytes -= bytes_of_marks;
@@ -159,22 +184,11 @@ void ShardedPack::forget_changes() {
   if (hashed_) hashed_->forget_changes();
 }
 
-/// Returns the options for this rank. With row-wise sharding, it has 1/n of the keys and gets 1/n
-/// of each limit.
-HashedOptions ShardedPack::part_of(HashedOptions options) const {
-  if (sharding_ != Sharding::kRowWise) return options;
-  options.max_candidates = (options.max_candidates + ranks_ - 1) / ranks_;
-  options.keep_rows = (options.keep_rows + ranks_ - 1) / ranks_;
-  return options;
-}
-
 void ShardedPack::begin(std::vector<Jagged>& received, bool training) {
   training_ = training;
-  if (!(tiers_ && training) && !hashed_) return;
+  if (!training || (!tiers_ && !hashed_)) return;
   const Jagged ids = side_by_side(received);
-  const Jagged slots = tiers_     ? tiers_->begin(ids)
-                       : training ? hashed_->begin(ids)
-                                  : hashed_->find(ids);
+  const Jagged slots = tiers_ ? tiers_->begin(ids) : hashed_->begin(ids);
   int64_t first = 0;
   for (Jagged& batch : received) {
     batch = samples_of(slots, first, batch.samples);
@@ -184,10 +198,12 @@ void ShardedPack::begin(std::vector<Jagged>& received, bool training) {
 
 void ShardedPack::prefetch(const std::vector<Jagged>& received) const {
   if (tiers_) tiers_->prefetch(side_by_side(received));
+  if (hashed_) hashed_->prefetch(side_by_side(received));
 }
 
 void ShardedPack::pool_batch(const Jagged& batch, const at::Tensor& y) const {
   if (tiers_ && !training_) return tiers_->pool_into(batch, y);
+  if (hashed_ && !training_) return hashed_->pool_into(batch, y);
   pool_into(tables(), batch, y, Ids::kChecked);
 }
 

@@ -29,6 +29,12 @@ struct TableContents {
   at::Tensor weight, state;
 };
 
+/// Returns what each table of a pack needs at least on `rank`, as DistributedTables counts it.
+std::vector<TableMemory> least_memory(const PackSpec& spec, const TablePlacement& plan,
+                                      const PlacedPack& pack, int64_t rank,
+                                      const TierOptions& tiers, const HashedOptions& hashed,
+                                      Changes changes);
+
 /// One pack of a plan (TablePlacement) on one rank. It holds the rank's part of the pack's tables.
 /// It also writes and reads the messages between ranks, for lookups and gradients.
 /// DistributedTables sends these messages.
@@ -65,7 +71,9 @@ class ShardedPack {
     return tiers_ ? tiers_->fast() : hashed_ ? hashed_->packed() : *packed_;
   }
   /// Returns null without tiers.
-  const TieredTables* tiers() const { return tiers_ ? &*tiers_ : nullptr; }
+  const TieredTables* tiers() const {
+    return tiers_ ? &*tiers_ : hashed_ ? hashed_->tiers() : nullptr;
+  }
   /// Returns null if the tables are not hashed.
   HashedTables* hashed() { return hashed_ ? &*hashed_ : nullptr; }
   const HashedTables* hashed() const { return hashed_ ? &*hashed_ : nullptr; }
@@ -96,9 +104,9 @@ class ShardedPack {
   /// Begins a step, and replaces the ids in `received` by rows of tables().
   /// - With tiers and `training`, the rows are brought into the fast tier. Each id becomes the slot
   ///   of its row.
-  /// - With tiers but without `training`, neither the ids nor the fast tier change.
-  /// - With hashed tables, each key becomes a row number. New keys are admitted only with
-  ///   `training`.
+  /// - With hashed tables and `training`, new keys are admitted. Each key becomes the row number of
+  ///   its row or, with tiers, the slot.
+  /// - With tiers or hashed tables but without `training`, neither ids nor tables change.
   /// - With other tables, the ids are row numbers already.
   void begin(std::vector<Jagged>& received, bool training);
   /// Pools one batch that `begin` has prepared, on the device of tables(). y has the columns of
@@ -175,7 +183,6 @@ class ShardedPack {
   bool same_for_all() const {
     return sharding_ == Sharding::kRowWise || sharding_ == Sharding::kReplicated;
   }
-  HashedOptions part_of(HashedOptions options) const;
   void write_id(int64_t id, int32_t* words) const;
   int64_t read_id(const int32_t* words) const;
   /// Calls emit(rank, id on that rank) for each rank that holds a part of the id's row.

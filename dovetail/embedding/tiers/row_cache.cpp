@@ -39,9 +39,10 @@ RowCache::RowCache(const RowCacheOptions& options)
   DOVETAIL_CHECK(
       holds_all() || options.policy == TierPolicy::kHot || options.fast_rows % kWays == 0,
       "{} rows in sets of {}", options.fast_rows, kWays);
-  const auto slots = static_cast<size_t>(options.fast_rows + options.staging_rows);
+  const auto slots = static_cast<size_t>(this->slots());
   row_of_.resize(slots, kNoRow);
   flags_.resize(slots);
+  if (options.releases) empty_.reserve(static_cast<size_t>(options.fast_rows));
   if (holds_all()) return;
   if (counts()) {
     DOVETAIL_CHECK(options.sweep_rows >= kRowsOfSlot, "sweep_rows is {}", options.sweep_rows);
@@ -58,7 +59,8 @@ RowCache::RowCache(const RowCacheOptions& options)
 int64_t RowCache::bytes_for(const RowCacheOptions& options) {
   const int64_t slots = options.fast_rows + options.staging_rows;
   const auto word = static_cast<int64_t>(sizeof(uint32_t));
-  const int64_t common = SlotMap<uint32_t>::bytes_for(slots) + slots * (word + 1);
+  const int64_t common = SlotMap<uint32_t>::bytes_for(slots) + slots * (word + 1) +
+                         (options.releases ? options.fast_rows * word : 0);
   if (options.fast_rows == options.rows) return common;
   if (options.policy != TierPolicy::kHot) return common + slots * word;
   return common + 8 * bitmap_words(options.fast_rows) + 2 * options.rows + kHigh * word;
@@ -78,7 +80,11 @@ void RowCache::begin(const std::vector<Ids>& ids, std::string_view table,
       if (i + kCountsAhead < part.count) {
         map_.prefetch(static_cast<uint32_t>(part.ids[i + kCountsAhead]));
         if (counts())
-          __builtin_prefetch(&counts_[static_cast<size_t>(part.ids[i + kCountsAhead])], 1);
+          __builtin_prefetch(counts_.data() + std::max<int64_t>(0, part.ids[i + kCountsAhead]), 1);
+      }
+      if (part.ids[i] == kNoId) {
+        part.slots[i] = slots();
+        continue;
       }
       part.slots[i] = find(part.ids[i]);
       if (part.slots[i] >= 0) use(part.slots[i]);
@@ -88,7 +94,7 @@ void RowCache::begin(const std::vector<Ids>& ids, std::string_view table,
   for (const Ids& part : ids) {
     for (int64_t i = 0; i < part.count; ++i) {
       if (part.slots[i] >= 0) {
-        ++hits_;
+        if (part.ids[i] != kNoId) ++hits_;
         continue;
       }
       ++misses_;
@@ -111,14 +117,13 @@ void RowCache::begin(const std::vector<Ids>& ids, std::string_view table,
 bool RowCache::look_up(const std::vector<Ids>& ids, std::vector<RowMove>& moves) const {
   DOVETAIL_CHECK(used_.empty(), "a lookup within a step");
   // Sets may have empty slots anywhere. Other fast tiers fill from the first slot on.
-  const int64_t first = rank_.empty() ? filled_ : options_.fast_rows,
-                room = options_.fast_rows + options_.staging_rows - first;
+  const int64_t first = rank_.empty() ? filled_ : options_.fast_rows, room = slots() - first;
   SlotMap<uint32_t> brought(16);
   for (const Ids& part : ids) {
     for (int64_t i = 0; i < part.count; ++i) {
       if (i + kCountsAhead < part.count)
         map_.prefetch(static_cast<uint32_t>(part.ids[i + kCountsAhead]));
-      part.slots[i] = find(part.ids[i]);
+      part.slots[i] = part.ids[i] == kNoId ? slots() : find(part.ids[i]);
       if (part.slots[i] >= 0) continue;
       const auto row = static_cast<uint32_t>(part.ids[i]);
       uint32_t number = brought.find(row);
@@ -159,6 +164,19 @@ void RowCache::end(Rows changed, std::vector<RowMove>& passed) {
   if (swept_ == options_.rows && examined_ > 0) examine_slots();
 }
 
+void RowCache::release(int64_t row) {
+  DOVETAIL_CHECK(options_.releases && used_.empty(), "row {} is released", row);
+  if (counts()) forget_accesses(row);
+  const int64_t slot = find(row);
+  if (slot < 0) return;
+  const auto s = static_cast<size_t>(slot);
+  map_.erase(static_cast<uint32_t>(row));
+  row_of_[s] = kNoRow;
+  flags_[s] = 0;
+  if (counts()) replaceable_[s / 64] &= ~(uint64_t{1} << (s % 64));
+  if (rank_.empty()) empty_.push_back(static_cast<uint32_t>(slot));
+}
+
 int64_t RowCache::find(int64_t row) const {
   const uint32_t slot = map_.find(static_cast<uint32_t>(row));
   return slot == SlotMap<uint32_t>::kNone ? -1 : static_cast<int64_t>(slot);
@@ -181,7 +199,7 @@ void RowCache::use(int64_t slot) {
 int64_t RowCache::place(int64_t row, std::string_view table) {
   int64_t slot = -1;
   if (holds_all()) {
-    slot = filled_++;
+    slot = take_empty_slot();
   } else {
     slot = options_.policy == TierPolicy::kHot ? place_hot(row) : place_in_set(row);
   }
@@ -190,11 +208,19 @@ int64_t RowCache::place(int64_t row, std::string_view table) {
 }
 
 int64_t RowCache::place_hot(int64_t row) {
-  if (filled_ < options_.fast_rows) {
-    if (hot_bit_ != 0 && !is_hot(row)) mark_replaceable(filled_);
-    return filled_++;
+  if (const int64_t slot = take_empty_slot(); slot >= 0) {
+    if (hot_bit_ != 0 && !is_hot(row)) mark_replaceable(slot);
+    return slot;
   }
   return is_hot(row) ? take_replaceable() : -1;
+}
+
+/// Returns an empty slot, or -1. Slots of released rows come first.
+int64_t RowCache::take_empty_slot() {
+  if (empty_.empty()) return filled_ < options_.fast_rows ? filled_++ : -1;
+  const int64_t slot = empty_.back();
+  empty_.pop_back();
+  return slot;
 }
 
 /// Returns the highest replaceable slot that the step does not use, or -1.
@@ -265,6 +291,20 @@ void RowCache::count(int64_t row) {
 int64_t RowCache::accesses(int64_t row) const {
   const uint16_t word = counts_[static_cast<size_t>(row)];
   return (word & kLow) + ((word & kHigh) == 0 ? 0 : high_counts_.at(row));
+}
+
+/// Sets the accesses of a row to 0. A choice in progress does not choose it.
+void RowCache::forget_accesses(int64_t row) {
+  uint16_t& word = counts_[static_cast<size_t>(row)];
+  if ((word & kEpoch) != epoch_) settle(row);
+  if ((word & kHigh) != 0) {
+    high_counts_.erase(row);
+  } else {
+    --histogram_[word & kLow];
+  }
+  ties_ahead_.erase(row);
+  word = epoch_;
+  ++histogram_[0];
 }
 
 void RowCache::begin_choice() {
@@ -394,8 +434,9 @@ void RowCache::examine_slots() {
   while (examined_ > last) {
     --examined_;
     if (examined_ >= kCountsAhead)
-      __builtin_prefetch(&counts_[static_cast<size_t>(row_in(examined_ - kCountsAhead))]);
-    if (!is_hot(row_in(examined_))) mark_replaceable(examined_);
+      __builtin_prefetch(counts_.data() + std::max<int64_t>(0, row_in(examined_ - kCountsAhead)));
+    const int64_t row = row_in(examined_);
+    if (row >= 0 && !is_hot(row)) mark_replaceable(examined_);
   }
 }
 

@@ -57,6 +57,7 @@ struct RowCacheOptions {
   int64_t warmup_steps = 0, refresh_steps = 0;
   /// For kHot: maximum number of rows that one step examines for a choice; at least 16.
   int64_t sweep_rows = int64_t{1} << 20;
+  bool releases = false;  ///< true: rows may be released
 };
 
 /// Copy that the owner of a RowCache must make: the data of row `row` into slot `slot`.
@@ -75,6 +76,8 @@ struct RowMove {
 class RowCache {
  public:
   static constexpr int64_t kWays = 16;
+  /// Id that has no row. It is no access, and its slot is the one after the staging area.
+  static constexpr int64_t kNoId = -1;
 
   explicit RowCache(const RowCacheOptions& options);
 
@@ -106,6 +109,10 @@ class RowCache {
   enum class Rows { kSame, kChanged };
   void end(Rows changed, std::vector<RowMove>& passed);
 
+  /// Takes a row out of its slot, if it has one, and forgets its accesses. Its data is lost. The
+  /// options must have `releases`. Call it between steps.
+  void release(int64_t row);
+
   /// Returns the slot of a row, or -1 if the row has none.
   int64_t find(int64_t row) const;
   /// Returns true if the row in a slot has changed since it got the slot or since set_unchanged.
@@ -136,6 +143,7 @@ class RowCache {
   static constexpr uint32_t kNoRow = UINT32_MAX;
 
   bool holds_all() const { return options_.fast_rows == options_.rows; }
+  int64_t slots() const { return options_.fast_rows + options_.staging_rows; }
   bool counts() const { return options_.policy == TierPolicy::kHot && !holds_all(); }
   bool is_hot(int64_t row) const { return (counts_[static_cast<size_t>(row)] & hot_bit_) != 0; }
   void use(int64_t slot);
@@ -147,6 +155,8 @@ class RowCache {
   int64_t take_replaceable();
   void mark_replaceable(int64_t slot);
   int64_t accesses(int64_t row) const;
+  int64_t take_empty_slot();
+  void forget_accesses(int64_t row);
   void begin_choice();
   void find_threshold();
   void halve_histogram();
@@ -164,6 +174,8 @@ class RowCache {
   // kLru: step of the last access of the slot's row. kLfu: number of its accesses.
   std::vector<uint32_t> rank_;
   std::vector<int64_t> used_;  // slots that this step uses
+  /// Slots below filled_ that are empty, since their rows were released. Sets need no list.
+  std::vector<uint32_t> empty_;
   int64_t step_ = 0, filled_ = 0, staged_ = 0;
   int64_t overflow_ = 0;  ///< the step uses all fast slots from here on
 

@@ -72,8 +72,7 @@ void SlowRows::advise(int64_t row) const {
 
 void SlowRows::read(int64_t row, void* stored, float* state) {
   if (!written(row)) {
-    initial_.store(options_.dtype, static_cast<uint64_t>(row), stored);
-    std::fill_n(state, options_.state_width, 0.0f);
+    initialize(row, stored, state);
     ++initialized_;
     return;
   }
@@ -108,6 +107,15 @@ void SlowRows::write(int64_t row, const void* stored, const float* state) {
   mark_written(row);
 }
 
+void SlowRows::initialize(int64_t row, void* stored, float* state) const {
+  initial_.store(options_.dtype, key_of(row), stored);
+  std::fill_n(state, options_.state_width, 0.0f);
+}
+
+void SlowRows::forget(int64_t row) {
+  std::atomic_ref(written_[static_cast<size_t>(row / 64)]).fetch_and(~(uint64_t{1} << (row % 64)));
+}
+
 void SlowRows::mark_written(int64_t row) {
   std::atomic_ref(written_[static_cast<size_t>(row / 64)]).fetch_or(uint64_t{1} << (row % 64));
 }
@@ -128,7 +136,7 @@ void SlowRows::read_range(int64_t begin, int64_t count, char* stored, float* sta
                  chunk.get() + i * record_bytes_ + row_bytes,
                  static_cast<size_t>(record_bytes_) - row_bytes);
       if (!written(first + i))
-        initial_.store(options_.dtype, static_cast<uint64_t>(first + i), row);
+        initialize(first + i, row, state + (first - begin + i) * options_.state_width);
     }
   }
 }

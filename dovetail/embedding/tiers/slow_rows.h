@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,9 @@ class SlowRows {
     int64_t rows = 0, dim = 0, state_width = 0;
     RowDtype dtype = RowDtype::kFloat32;
     std::filesystem::path folder;  ///< folder of the file; empty: the records are in RAM
+    /// Returns the key of a row of a hashed table, which determines the row's initial value. Empty:
+    /// the row number does.
+    std::function<uint64_t(int64_t row)> key_of = {};
   };
 
   /// Throws UserError if no file can be created in the folder. For records in RAM, throws it if no
@@ -45,12 +49,18 @@ class SlowRows {
   /// Writes the record of a row from `stored` and `state`. Throws UserError if the system reports
   /// an error.
   void write(int64_t row, const void* stored, const float* state);
+  /// Forgets the record of a row, as if it was never written.
+  void forget(int64_t row);
   /// Reads rows [begin, begin + count). Their stored rows go to `stored` (count, row_bytes), their
   /// state to `state` (count, state_width). Uses as few system calls as possible.
   void read_range(int64_t begin, int64_t count, char* stored, float* state) const;
   /// Inverse of read_range, with as few system calls as possible.
   void write_range(int64_t begin, int64_t count, const char* stored, const float* state);
 
+  /// Returns the key that determines a row's initial value.
+  uint64_t key_of(int64_t row) const {
+    return options_.key_of ? options_.key_of(row) : static_cast<uint64_t>(row);
+  }
   /// Returns the number of calls of `read` for a record that had been written.
   int64_t rows_read() const { return rows_read_; }
   /// Returns the number of calls of `read` for a record that was never written.
@@ -62,6 +72,7 @@ class SlowRows {
 
  private:
   bool written(int64_t row) const;
+  void initialize(int64_t row, void* stored, float* state) const;
   [[noreturn]] void fail(const char* what, int64_t row, int error) const;
   void read_bytes(int64_t row, char* to, int64_t bytes) const;
   void write_bytes(int64_t row, const char* from, int64_t bytes) const;

@@ -1,6 +1,7 @@
 #include "dovetail/embedding/tiers/tiered.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -38,19 +39,32 @@ RowCacheOptions cache_options(const PackSpec& spec, const TableSpec& table,
           .staging_rows = whole ? 0 : std::min(step_rows_of(table, options), table.rows),
           .warmup_steps = options.warmup_steps,
           .refresh_steps = options.refresh_steps,
-          .sweep_rows = std::max(kLeastSwept, kSweptRows / std::ssize(spec.tables))};
+          .sweep_rows = std::max(kLeastSwept, kSweptRows / std::ssize(spec.tables)),
+          .releases = table.hashed};
+}
+
+/// Returns the number of a table's slots in memory.
+int64_t slots_of(const TableSpec& table, const RowCacheOptions& cache) {
+  return cache.fast_rows + cache.staging_rows + (table.hashed ? 1 : 0);
+}
+
+bool rounds_by_key(const PackSpec& spec, const TableSpec& table) {
+  return table.hashed && spec.row_dtype != RowDtype::kFloat32;
+}
+
+int64_t bytes_of(const PackSpec& spec, const TableSpec& table, const TierOptions& options,
+                 int64_t fast_rows) {
+  const RowCacheOptions cache = cache_options(spec, table, options, fast_rows);
+  const int64_t state_bytes =
+      state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
+  const int64_t key_bytes = rounds_by_key(spec, table) ? sizeof(uint32_t) : 0;
+  return RowCache::bytes_for(cache) + SlowRows::bytes_for(table.rows) +
+         slots_of(table, cache) * (row_bytes(spec.row_dtype, table.dim) + state_bytes + key_bytes);
 }
 
 int64_t bytes_of(const PackSpec& spec, const TierOptions& options, int64_t fast_rows) {
   int64_t bytes = 0;
-  for (const TableSpec& table : spec.tables) {
-    const RowCacheOptions cache = cache_options(spec, table, options, fast_rows);
-    const int64_t state_bytes =
-        state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
-    bytes += RowCache::bytes_for(cache) + SlowRows::bytes_for(table.rows) +
-             (cache.fast_rows + cache.staging_rows) *
-                 (row_bytes(spec.row_dtype, table.dim) + state_bytes);
-  }
+  for (const TableSpec& table : spec.tables) bytes += bytes_of(spec, table, options, fast_rows);
   return bytes;
 }
 
@@ -69,14 +83,7 @@ int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
                table.rows);
     high = std::max(high, table.rows);
   }
-  const int64_t least = bytes_of(spec, options, low);
-  int64_t staging = 0;
-  for (const TableSpec& table : spec.tables)
-    staging += cache_options(spec, table, options, low).staging_rows;
-  user_check(least <= options.memory_bytes,
-             "embedding: {} tables get {} bytes of memory_bytes, but need {} with {} rows each in "
-             "the fast tier and {} rows in staging. Raise memory_bytes, or lower step_rows",
-             spec.tables.size(), options.memory_bytes, least, low, staging);
+  memory_left(options.memory_bytes, TieredTables::least_memory(spec, options));
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
     if (bytes_of(spec, options, middle) <= options.memory_bytes) {
@@ -91,41 +98,95 @@ int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
 PackSpec fast_spec(PackSpec spec, const TierOptions& options, int64_t fast_rows) {
   for (TableSpec& table : spec.tables) {
     const RowCacheOptions cache = cache_options(spec, table, options, fast_rows);
-    table.rows = cache.fast_rows + cache.staging_rows;
+    table.rows = slots_of(table, cache);
   }
   return spec;
 }
 
 }  // namespace
 
-TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options)
-    : TieredTables(spec, options, choose_fast_rows(spec, options)) {}
+int64_t memory_left(int64_t memory_bytes, std::vector<TableMemory> least) {
+  constexpr size_t kNamed = 5;
+  const auto bytes_of = [](const TableMemory& table) { return table.keys + table.rows; };
+  int64_t needed = 0;
+  for (const TableMemory& table : least) needed += bytes_of(table);
+  if (needed <= memory_bytes) return memory_bytes - needed;
+  std::ranges::sort(least, std::ranges::greater(), bytes_of);
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < std::min(kNamed, least.size()); ++i)
+    parts.push_back(least[i].keys > 0
+                        ? fmt::format("table \"{}\" {} for its ids and {} for rows", least[i].table,
+                                      least[i].keys, least[i].rows)
+                        : fmt::format("table \"{}\" {} for rows", least[i].table, least[i].rows));
+  if (least.size() > kNamed) parts.push_back(fmt::format("{} others", least.size() - kNamed));
+  const bool keys = std::ranges::any_of(least, [](const auto& table) { return table.keys > 0; });
+  throw UserError(fmt::format("embedding: memory_bytes is {}, but at least {} are needed: {}",
+                              memory_bytes, needed, fmt::join(parts, ", ")),
+                  keys ? "raise memory_bytes, or lower step_rows, or the maximum number of rows or "
+                         "candidates"
+                       : "raise memory_bytes, or lower step_rows");
+}
 
-TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, int64_t fast_rows)
+std::vector<TableMemory> TieredTables::least_memory(const PackSpec& spec,
+                                                    const TierOptions& options) {
+  std::vector<TableMemory> least;
+  for (const TableSpec& table : spec.tables)
+    least.push_back({.table = table.name, .rows = bytes_of(spec, table, options, RowCache::kWays)});
+  return least;
+}
+
+TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of)
+    : TieredTables(spec, options, std::move(key_of), choose_fast_rows(spec, options)) {}
+
+TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of,
+                           int64_t fast_rows)
     : spec_(spec),
       options_(options),
+      key_of_(std::move(key_of)),
       memory_bytes_(bytes_of(spec, options, fast_rows)),
       fast_(fast_spec(spec, options, fast_rows), PackedTables::Initial::kUnset) {
   for (size_t t = 0; t < spec.tables.size(); ++t) {
     const TableSpec& table = spec.tables[t];
+    DOVETAIL_CHECK(table.hashed == static_cast<bool>(key_of_), "table {}", table.name);
+    const auto number = static_cast<int64_t>(t);
     const int64_t state_width = state_per_row(spec.optimizer.kind, table.dim);
+    std::function<uint64_t(int64_t)> key_of_row;
+    if (table.hashed)
+      key_of_row = [key_of = key_of_, number](int64_t row) { return key_of(number, row); };
     tables_.push_back(std::make_unique<Table>(cache_options(spec, table, options, fast_rows),
                                               SlowRows::Options{.table = table.name,
                                                                 .rows = table.rows,
                                                                 .dim = table.dim,
                                                                 .state_width = state_width,
                                                                 .dtype = spec.row_dtype,
-                                                                .folder = options.folder},
+                                                                .folder = options.folder,
+                                                                .key_of = key_of_row},
                                               initial_rows(spec.seed, table)));
     Table& own = *tables_.back();
-    own.rows = fast_.row_data(static_cast<int64_t>(t));
-    own.state = fast_.packed_state(static_cast<int64_t>(t)).mutable_data_ptr<float>();
+    own.rows = fast_.row_data(number);
+    own.state = fast_.packed_state(number).mutable_data_ptr<float>();
     own.row_bytes = row_bytes(spec.row_dtype, table.dim);
     own.state_width = state_width;
-    fast_.set_rows_held(static_cast<int64_t>(t), own.cache.rows_in());
+    if (!table.hashed) {
+      fast_.set_rows_held(number, own.cache.rows_in());
+      continue;
+    }
+    if (rounds_by_key(spec, table)) {
+      own.keys_held.resize(static_cast<size_t>(slots_of(table, own.cache_options)));
+      fast_.set_rows_held(number, own.keys_held.data());
+    }
+    clear_no_id(own);
   }
-  for (const int64_t table : spec.feature_table)
-    feature_rows_.push_back(spec.tables[static_cast<size_t>(table)].rows);
+  for (const int64_t t : spec.feature_table) {
+    const TableSpec& table = spec.tables[static_cast<size_t>(t)];
+    feature_rows_.push_back(table.hashed ? kAnyKey : table.rows);
+  }
+}
+
+void TieredTables::clear_no_id(const Table& table) const {
+  const int64_t slot = table.cache_options.fast_rows + table.cache_options.staging_rows;
+  std::fill_n(table.row_of(slot), table.row_bytes, char{0});
+  std::fill_n(table.state_of(slot), table.state_width, 0.0f);
 }
 
 /// Calls body(table, move) for the moves of all tables, on all threads.
@@ -184,6 +245,8 @@ Jagged TieredTables::begin(const Jagged& ids) {
   each_move([](Table& table, const RowMove& move) {
     if (move.evicted >= 0) table.write(move.evicted, move.slot);
     table.slow.read(move.row, table.row_of(move.slot), table.state_of(move.slot));
+    if (!table.keys_held.empty())
+      table.keys_held[static_cast<size_t>(move.slot)] = rounding_row(table.slow.key_of(move.row));
   });
   return slots;
 }
@@ -228,7 +291,8 @@ void TieredTables::prefetch(const Jagged& ids) const {
       const Table& table =
           *tables_[static_cast<size_t>(spec_.feature_table[static_cast<size_t>(f)])];
       for (int64_t i = offsets[f * ids.samples]; i < offsets[(f + 1) * ids.samples]; ++i)
-        if (table.cache.find(values[i]) < 0) table.slow.advise(values[i]);
+        if (values[i] != RowCache::kNoId && table.cache.find(values[i]) < 0)
+          table.slow.advise(values[i]);
     }
   });
 }
@@ -243,6 +307,7 @@ void TieredTables::end() {
       Table& table = *tables_[static_cast<size_t>(t)];
       table.moves.clear();
       table.cache.end(changed, table.moves);
+      if (key_of_) clear_no_id(table);
     }
   });
   each_move([](Table& table, const RowMove& move) { table.write(move.row, move.slot); });
@@ -327,6 +392,12 @@ void TieredTables::set_rows(int64_t table, int64_t begin, const at::Tensor& stor
     std::copy_n(s, to.state_width, to.state_of(slot));
     to.cache.set_unchanged(slot);
   }
+}
+
+void TieredTables::release(int64_t table, int64_t row) {
+  Table& from = checked(table, row, 1);
+  from.cache.release(row);
+  from.slow.forget(row);
 }
 
 void TieredTables::flush() {

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -32,6 +34,20 @@ struct TierOptions {
   /// Folder of the slow tier's files; empty: the slow tier is in RAM.
   std::filesystem::path folder;
 };
+
+/// Returns the key of a row of a hashed table (hashed.h). `table` is the table's number.
+using KeyOfRow = std::function<uint64_t(int64_t table, int64_t row)>;
+
+/// Bytes of memory that a table needs at least: for its keys, if it is a hashed table, and for
+/// rows.
+struct TableMemory {
+  std::string table;
+  int64_t keys = 0, rows = 0;
+};
+
+/// Returns the bytes of TierOptions::memory_bytes that remain beside what the tables need at least.
+/// Throws UserError, naming the tables, if they need more than memory_bytes.
+int64_t memory_left(int64_t memory_bytes, std::vector<TableMemory> least);
 
 /// Counters since construction, summed over the tables.
 struct TierCounters {
@@ -79,11 +95,19 @@ struct TierCounters {
 /// All tables get the same number of fast rows, the maximum that the memory allows. A table with no
 /// more rows than this number is in the fast tier as a whole. After a disk error, only the
 /// destructor may be called.
+///
+/// The rows of hashed tables (TableSpec::hashed) belong to keys, and may be released. A row's
+/// initial value and rounding depend on its key instead of its number. Each table has one more
+/// slot, after the staging area. It is all zeros and stands for ids without a row
+/// (RowCache::kNoId). Gradients of such ids are discarded.
 class TieredTables {
  public:
-  /// Throws UserError like PackedTables. Also throws it if memory_bytes is too small, and names the
-  /// bytes needed.
-  TieredTables(const PackSpec& spec, const TierOptions& options);
+  /// Throws UserError like PackedTables, and like memory_left for least_memory. The tables must all
+  /// be hashed, with a `key_of`, or none without.
+  TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of = {});
+
+  /// Returns what each table needs at least: a few rows in the fast tier, and the staging area.
+  static std::vector<TableMemory> least_memory(const PackSpec& spec, const TierOptions& options);
 
   /// Returns the spec that the constructor got. In fast().spec(), `rows` is the number of slots.
   const PackSpec& spec() const { return spec_; }
@@ -130,6 +154,10 @@ class TieredTables {
   /// Sets rows and state from row `begin` on, in the form that rows() returns. Call it between
   /// steps.
   void set_rows(int64_t table, int64_t begin, const at::Tensor& stored, const at::Tensor& state);
+  /// Releases a row: discards its values and state. At its next use, it starts from the initial
+  /// value of its key at that time. Requires a KeyOfRow. Call it between steps. Different threads
+  /// may release rows of different tables at the same time.
+  void release(int64_t table, int64_t row);
   /// Writes all changed rows of the fast tier to the slow tier. They also stay in the fast tier.
   /// Call it between steps.
   void flush();
@@ -149,23 +177,27 @@ class TieredTables {
     float* state = nullptr;
     int64_t row_bytes = 0, state_width = 0;
     std::vector<RowMove> moves;
+    std::vector<uint32_t> keys_held;  ///< for rounding: rounding_row of the key in each slot
 
     char* row_of(int64_t slot) const { return rows + slot * row_bytes; }
     float* state_of(int64_t slot) const { return state + slot * state_width; }
     void write(int64_t row, int64_t slot) { slow.write(row, row_of(slot), state_of(slot)); }
   };
 
-  TieredTables(const PackSpec& spec, const TierOptions& options, int64_t fast_rows);
+  TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of,
+               int64_t fast_rows);
   template <class Body>
   void each_move(const Body& body) const;
   /// Calls body(table, parts) for all tables, on all threads. `parts` has one RowCache::Ids for
   /// each feature of the table: its ids in `ids`, and the place in `slots` for their slots.
   template <class Body>
   void each_table(const Jagged& ids, const at::Tensor& slots, const Body& body) const;
+  void clear_no_id(const Table& table) const;
   Table& checked(int64_t table, int64_t begin, int64_t count) const;
 
   PackSpec spec_;
   TierOptions options_;
+  KeyOfRow key_of_;
   int64_t memory_bytes_ = 0;
   PackedTables fast_;
   std::vector<std::unique_ptr<Table>> tables_;

@@ -319,8 +319,8 @@ struct EmbeddingSection {
   /// Number of groups into which the tables are divided. One group is looked up while ranks
   /// exchange the rows of the previous group. Results do not depend on this number.
   int64_t groups = 1;
-  /// Bytes of memory of a rank for rows and their optimizer state. Rows that do not fit are in
-  /// files of the run's folder. 0: all rows are in memory.
+  /// Bytes of memory of a rank for rows and their optimizer state, and for the keys of hashed
+  /// tables. Rows that do not fit are in files of the run's folder. 0: all rows are in memory.
   int64_t memory_bytes = 0;
   /// hot | lru | lfu: rule that chooses the rows in memory if not all fit. hot: the rows that were
   /// counted most often.

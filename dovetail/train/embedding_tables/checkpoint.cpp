@@ -18,8 +18,6 @@ namespace dovetail::train {
 namespace {
 
 constexpr std::string_view kTables = "embedding.";
-/// Bytes of rows and state in memory at a time.
-constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
 struct Names {
   std::string weight, state, rows;
@@ -38,10 +36,6 @@ int64_t record_bytes(const embedding::PackSpec& spec, int64_t t) {
   const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
   return embedding::row_bytes(spec.row_dtype, table.dim) +
          embedding::state_per_row(spec, t) * static_cast<int64_t>(sizeof(float));
-}
-
-int64_t rows_at_once(const embedding::PackSpec& spec, int64_t t) {
-  return std::max<int64_t>(1, kBlockBytes / record_bytes(spec, t));
 }
 
 /// Returns the tensors that store `rows` rows of a table.
@@ -126,8 +120,8 @@ embedding::TableRows read_block(const io::StoredCheckpoint::Link& link,
   return found;
 }
 
-/// Returns the number of rows that each link stores for each table of `tables`. Hashed tables, and
-/// tables without a source, have none.
+/// Returns the number of rows that each link stores for each table of `tables`. Tables without a
+/// source have none.
 nlohmann::json rows_in(const embedding::PackSpec& tables, const StoredTables& stored,
                        const io::StoredCheckpoint& from) {
   auto links = nlohmann::json::array();
@@ -135,7 +129,7 @@ nlohmann::json rows_in(const embedding::PackSpec& tables, const StoredTables& st
     auto rows = nlohmann::json::array();
     for (size_t t = 0; t < tables.tables.size(); ++t) {
       const int64_t source = stored.sources[t].table;
-      if (source < 0 || tables.tables[t].hashed) {
+      if (source < 0) {
         rows.push_back(0);
         continue;
       }
@@ -147,59 +141,82 @@ nlohmann::json rows_in(const embedding::PackSpec& tables, const StoredTables& st
   return links;
 }
 
-/// Fills the tables with a fixed vocabulary that have a source, block by block.
-void load_rows(embedding::DistributedTables& tables, const StoredTables& stored,
-               const io::StoredCheckpoint* from, comm::Group& group) {
-  const embedding::PackSpec& spec = tables.spec();
-  nlohmann::json links;
-  comm::on_rank_zero(group, "restoring the tables", [&] {
-    check_tables(stored.spec, *from);
-    links = rows_in(spec, stored, *from);
-  });
-  links = comm::broadcast_json(group, links);
-  for (size_t link = 0; link < links.size(); ++link) {
-    for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
-      const TableSource& source = stored.sources[static_cast<size_t>(t)];
-      const auto rows = links[link][static_cast<size_t>(t)].get<int64_t>();
-      const int64_t block = rows_at_once(spec, t), width = embedding::state_per_row(spec, t);
-      for (int64_t first = 0; first < rows; first += block) {
-        embedding::TableRows found;
-        int64_t stored_rows = 0;
-        if (from != nullptr) {
-          const embedding::TableSpec& table = stored.spec.tables[static_cast<size_t>(source.table)];
-          stored_rows = table.rows;
-          found = read_block(from->links()[link], table, first, std::min(block, rows - first));
-          if (!source.state) found.contents.state = at::zeros({found.rows.numel(), width});
-        }
-        for (int64_t copy = 0; copy < source.copies; ++copy) {
-          embedding::TableRows placed = found;
-          if (copy > 0 && from != nullptr) placed.rows = found.rows + copy * stored_rows;
-          tables.write_rows(t, placed);
-        }
+/// Returns the keyed rows of a block of rows of a table with a fixed vocabulary.
+embedding::KeyedRows keyed_rows(embedding::TableRows rows, int64_t steps) {
+  const at::Tensor none = at::empty({0}, at::kLong);
+  return {.known = {.keys = rows.rows,
+                    .occurrences = at::ones_like(rows.rows),
+                    .last_step = at::full_like(rows.rows, steps)},
+          .weight = std::move(rows.contents.weight),
+          .state = std::move(rows.contents.state),
+          .candidates = {.keys = none, .occurrences = none, .last_step = none}};
+}
+
+/// Reads rows of link `link` of a checkpoint into the tables, block by block. `from` is null on
+/// ranks other than 0.
+class LinkReader {
+ public:
+  LinkReader(embedding::DistributedTables& tables, const StoredTables& stored,
+             const io::StoredCheckpoint::Link* from)
+      : tables_(tables), stored_(stored), from_(from) {}
+
+  /// Reads `rows` rows into a table with a fixed vocabulary.
+  void read_rows(int64_t t, int64_t rows) {
+    const TableSource& source = source_of(t);
+    for (int64_t first = 0; first < rows; first += block_of(t)) {
+      embedding::TableRows found;
+      int64_t stored_rows = 0;
+      if (from_ != nullptr) {
+        stored_rows = stored_table(t).rows;
+        found = read_block(*from_, stored_table(t), first, std::min(block_of(t), rows - first));
+        if (!source.state) found.contents.state = no_state(t, found.rows.numel());
+      }
+      for (int64_t copy = 0; copy < source.copies; ++copy) {
+        embedding::TableRows placed = found;
+        if (copy > 0 && from_ != nullptr) placed.rows = found.rows + copy * stored_rows;
+        tables_.write_rows(t, placed);
       }
     }
   }
-}
 
-/// Returns the stored rows of a table with a fixed vocabulary as the contents of a hashed one.
-embedding::KeyedRows keyed_rows(const embedding::TableSpec& table, int64_t steps,
-                                const io::StoredCheckpoint& from) {
-  const Names names = names_of(table);
-  const std::vector<std::string> all = from.names();
-  const auto read = [&](const std::string& name) {
-    return std::ranges::binary_search(all, name) ? from.read(name) : at::Tensor();
-  };
-  at::Tensor keys = read(names.rows);
-  if (!keys.defined()) keys = at::arange(table.rows, at::kLong);
-  check_numbers(keys, table);
-  const at::Tensor none = at::empty({0}, at::kLong);
-  return {.known = {.keys = keys,
-                    .occurrences = at::ones_like(keys),
-                    .last_step = at::full_like(keys, steps)},
-          .weight = from.read(names.weight),
-          .state = read(names.state),
-          .candidates = {.keys = none, .occurrences = none, .last_step = none}};
-}
+  /// Reads `rows` keys into a hashed table.
+  void read_keys(int64_t t, int64_t rows) {
+    const TableSource& source = source_of(t);
+    const bool keyed = stored_.spec.tables[static_cast<size_t>(source.table)].hashed;
+    if (keyed) {
+      tables_.remove_keys(t, from_ == nullptr ? embedding::KeyedRows()
+                                              : read_removed(stored_.spec, source.table, *from_));
+      tables_.add_keys(t, from_ == nullptr ? embedding::KeyedRows()
+                                           : read_candidates(stored_.spec, source.table, *from_));
+    }
+    for (int64_t first = 0; first < rows; first += block_of(t)) {
+      embedding::KeyedRows found;
+      if (from_ != nullptr) {
+        const int64_t count = std::min(block_of(t), rows - first);
+        found = keyed
+                    ? train::read_keys(stored_.spec, source.table, *from_, first, count)
+                    : keyed_rows(read_block(*from_, stored_table(t), first, count), stored_.steps);
+        if (!source.state || !found.state.defined())
+          found.state = no_state(t, found.known.keys.numel());
+      }
+      tables_.add_keys(t, found);
+    }
+  }
+
+ private:
+  const TableSource& source_of(int64_t t) const { return stored_.sources[static_cast<size_t>(t)]; }
+  const embedding::TableSpec& stored_table(int64_t t) const {
+    return stored_.spec.tables[static_cast<size_t>(source_of(t).table)];
+  }
+  int64_t block_of(int64_t t) const { return rows_in_block(tables_.spec(), t); }
+  at::Tensor no_state(int64_t t, int64_t rows) const {
+    return at::zeros({rows, embedding::state_per_row(tables_.spec(), t)}, at::kFloat);
+  }
+
+  embedding::DistributedTables& tables_;
+  const StoredTables& stored_;
+  const io::StoredCheckpoint::Link* from_;
+};
 
 }  // namespace
 
@@ -223,7 +240,7 @@ void save_tables(const embedding::DistributedTables& tables, io::CheckpointKind 
     if (to != nullptr) to->begin(tensors_of(spec, t, which, rows));
     // Few marked rows are usually far apart, so that a block of them spans many rows.
     const int64_t block =
-        rows_at_once(spec, t) *
+        rows_in_block(spec, t) *
         std::clamp<int64_t>(table.rows / std::max<int64_t>(1, rows), 1, kBlocksSearched);
     for (int64_t first = 0; first < table.rows; first += block) {
       const embedding::TableRows found =
@@ -272,20 +289,24 @@ void load_tables(embedding::DistributedTables& tables, const io::StoredCheckpoin
 
 void load_tables(embedding::DistributedTables& tables, const StoredTables& stored,
                  const io::StoredCheckpoint* from, comm::Group& group) {
-  load_rows(tables, stored, from, group);
-  for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t) {
-    const TableSource& source = stored.sources[static_cast<size_t>(t)];
-    if (source.table < 0 || !tables.is_hashed(t)) continue;
-    embedding::KeyedRows rows;
-    if (from != nullptr) {
-      const embedding::TableSpec& table = stored.spec.tables[static_cast<size_t>(source.table)];
-      rows = table.hashed ? read_hashed_table(stored.spec, source.table, *from)
-                          : keyed_rows(table, stored.steps, *from);
-      if (!source.state || !rows.state.defined())
-        rows.state = at::zeros(
-            {rows.known.keys.numel(), embedding::state_per_row(tables.spec(), t)}, at::kFloat);
+  nlohmann::json links;
+  comm::on_rank_zero(group, "restoring the tables", [&] {
+    check_tables(stored.spec, *from);
+    links = rows_in(tables.spec(), stored, *from);
+  });
+  links = comm::broadcast_json(group, links);
+  for (size_t link = 0; link < links.size(); ++link) {
+    LinkReader reader(tables, stored, from == nullptr ? nullptr : &from->links()[link]);
+    for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t) {
+      if (stored.sources[static_cast<size_t>(t)].table < 0) continue;
+      const auto rows = links[link][static_cast<size_t>(t)].get<int64_t>();
+      if (!tables.is_hashed(t)) {
+        reader.read_rows(t, rows);
+        continue;
+      }
+      if (link == 0) tables.clear_keys(t);
+      reader.read_keys(t, rows);
     }
-    tables.write_keys(t, rows);
   }
 }
 

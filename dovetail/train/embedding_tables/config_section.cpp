@@ -65,11 +65,6 @@ void check_embedding(const RunConfig& config) {
   check_tiers(config.embedding);
   check_dynamic(config.embedding.dynamic);
   const bool hashed = std::ranges::any_of(config.rows.sparse, &data::SparseConfig::hashed);
-  user_check(config.embedding.memory_bytes == 0 ||
-                 std::ranges::any_of(config.rows.sparse,
-                                     [](const auto& feature) { return !feature.hashed(); }),
-             "embedding.memory_bytes does nothing: every feature of rows.sparse has max_rows, and "
-             "their tables stay in memory. Leave it out, or give a feature num_rows");
   user_check(hashed || config.embedding.dynamic == DynamicSection(),
              "[embedding.dynamic] does nothing: every feature of rows.sparse has num_rows. Leave "
              "it out, or give a feature max_rows instead");
@@ -193,9 +188,12 @@ void EmbeddingSection::describe(Section& s) {
       .word("auto", kAuto);
   s.value(
        "memory_bytes", memory_bytes,
-       "Memory of each rank for rows and their state. Rows that are used least are stored in files "
-       "of the run's folder. 0: all rows stay in memory. auto: all rows if they fit, else the "
-       "memory that remains, measured in some steps before the first. Results do not depend on it")
+       "Memory of each rank for rows and their state, and for the ids of tables with max_rows. "
+       "Rows "
+       "that are used least are stored in files of the run's folder. 0: all rows stay in memory. "
+       "auto: all rows if they fit, else the memory that remains, measured in some steps before "
+       "the "
+       "first. Results do not depend on it")
       .unit("bytes")
       .range(0, 1e15)
       .word("auto", kAuto);

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -36,6 +37,10 @@ constexpr std::array<Part, 3> kCandidates = {{
     {"candidate_last_step", [](Rows& rows) -> at::Tensor& { return rows.candidates.last_step; }},
 }};
 
+std::string removed_tensor(const std::string& table, std::span<const Part> group) {
+  return table_tensor(table, fmt::format("removed_{}", group.front().name));
+}
+
 /// Parts of `group` that the table has, keys first. A table may have no optimizer state.
 std::vector<Part> parts_of(std::span<const Part> group, const embedding::PackSpec& spec,
                            int64_t table) {
@@ -45,29 +50,51 @@ std::vector<Part> parts_of(std::span<const Part> group, const embedding::PackSpe
   return parts;
 }
 
-void save(const embedding::PackSpec& spec, int64_t t, io::CheckpointKind kind, Rows rows,
-          io::StreamedTensors& to) {
-  const std::string& table = spec.tables[static_cast<size_t>(t)].name;
-  const auto write = [&](std::span<const Part> group, const at::Tensor& removed) {
-    std::vector<io::StreamedTensor> headers;
-    std::vector<at::Tensor> tensors;
-    const auto add = [&](std::string name, const at::Tensor& tensor, const std::string& numbers) {
-      headers.push_back({std::move(name), tensor.scalar_type(), tensor.sizes().vec(),
-                         kind == io::CheckpointKind::kFull ? "" : numbers});
-      tensors.push_back(tensor.contiguous());
-    };
-    const std::string keys = table_tensor(table, group.front().name),
-                      gone = table_tensor(table, fmt::format("removed_{}", group.front().name));
-    for (const Part& part : parts_of(group, spec, t)) {
-      const std::string name = table_tensor(table, part.name);
-      add(name, part.of(rows), name == keys ? gone : keys);
+/// Returns headers of the group's tensors with `rows` rows each.
+std::vector<io::StreamedTensor> headers_of(std::span<const Part> group,
+                                           const embedding::PackSpec& spec, int64_t t, int64_t rows,
+                                           io::CheckpointKind kind) {
+  const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
+  const std::string keys = table_tensor(table.name, group.front().name),
+                    gone = removed_tensor(table.name, group);
+  std::vector<io::StreamedTensor> headers;
+  for (const Part& part : parts_of(group, spec, t)) {
+    const std::string name = table_tensor(table.name, part.name);
+    io::StreamedTensor header{name, at::kLong, {rows}, name == keys ? gone : keys};
+    if (part.name == "weight") {
+      header.dtype = embedding::stored_type(spec.row_dtype);
+      header.shape.push_back(embedding::stored_width(spec.row_dtype, table.dim));
+    } else if (part.name == "state") {
+      header.dtype = at::kFloat;
+      header.shape.push_back(embedding::state_per_row(spec, t));
     }
-    if (kind == io::CheckpointKind::kDelta) add(gone, removed, "");
-    to.begin(headers);
-    to.append(tensors);
-  };
-  write(kKnown, rows.known.removed);
-  write(kCandidates, rows.candidates.removed);
+    if (kind == io::CheckpointKind::kFull) header.rows.clear();
+    headers.push_back(std::move(header));
+  }
+  return headers;
+}
+
+/// Writes keys of a group that have left, in a delta.
+void save_removed(std::span<const Part> group, const embedding::TableSpec& table,
+                  io::CheckpointKind kind, const at::Tensor& removed, io::StreamedTensors& to) {
+  if (kind != io::CheckpointKind::kDelta) return;
+  to.begin({{removed_tensor(table.name, group), at::kLong, {removed.numel()}}});
+  to.append({removed});
+}
+
+at::Tensor part_of(const at::Tensor& tensor, int64_t first, int64_t count) {
+  return tensor.narrow(0, first, count).contiguous();
+}
+
+/// Returns a KeyedRows without keys and candidates.
+Rows no_keys(const embedding::PackSpec& spec, int64_t t) {
+  const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
+  const at::Tensor none = at::empty({0}, at::kLong);
+  return {.known = {none, none, none, none},
+          .weight = at::empty({0, embedding::stored_width(spec.row_dtype, table.dim)},
+                              embedding::stored_type(spec.row_dtype)),
+          .state = at::empty({0, embedding::state_per_row(spec, t)}, at::kFloat),
+          .candidates = {none, none, none, none}};
 }
 
 }  // namespace
@@ -86,26 +113,72 @@ std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, int64_t
   return names;
 }
 
+int64_t rows_in_block(const embedding::PackSpec& spec, int64_t t) {
+  constexpr int64_t kBlockBytes = int64_t{4} << 20;
+  const int64_t bytes =
+      embedding::row_bytes(spec.row_dtype, spec.tables[static_cast<size_t>(t)].dim) +
+      embedding::state_per_row(spec, t) * static_cast<int64_t>(sizeof(float));
+  return std::max<int64_t>(1, kBlockBytes / bytes);
+}
+
 void save_hashed_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
                         io::StreamedTensors* to) {
+  const embedding::PackSpec& spec = tables.spec();
   const auto which =
       kind == io::CheckpointKind::kFull ? embedding::RowSet::kAll : embedding::RowSet::kChanged;
-  for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t) {
+  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
     if (!tables.is_hashed(t)) continue;
-    Rows rows = tables.read_keys(t, which);
-    if (to != nullptr) save(tables.spec(), t, kind, std::move(rows), *to);
+    const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
+    Rows keys = tables.list_keys(t, which);
+    if (to != nullptr) to->begin(headers_of(kKnown, spec, t, keys.known.keys.numel(), kind));
+    const auto append = [&](int64_t first, const embedding::TableContents& rows) {
+      const int64_t count = rows.weight.size(0);
+      std::vector<at::Tensor> block = {part_of(keys.known.keys, first, count),
+                                       part_of(keys.known.occurrences, first, count),
+                                       part_of(keys.known.last_step, first, count), rows.weight};
+      if (rows.state.size(1) > 0) block.push_back(rows.state);
+      to->append(block);
+    };
+    tables.read_rows(t, keys.known.keys, rows_in_block(spec, t), append);
+    if (to == nullptr) continue;
+    save_removed(kKnown, table, kind, keys.known.removed, *to);
+    to->begin(headers_of(kCandidates, spec, t, keys.candidates.keys.numel(), kind));
+    to->append({keys.candidates.keys, keys.candidates.occurrences, keys.candidates.last_step});
+    save_removed(kCandidates, table, kind, keys.candidates.removed, *to);
   }
 }
 
-embedding::KeyedRows read_hashed_table(const embedding::PackSpec& spec, int64_t table,
-                                       const io::StoredCheckpoint& from) {
-  Rows rows;
-  for (const std::span<const Part> group :
-       {std::span<const Part>(kKnown), std::span<const Part>(kCandidates)})
-    for (const Part& part : parts_of(group, spec, table))
-      part.of(rows) =
-          from.read(table_tensor(spec.tables[static_cast<size_t>(table)].name, part.name))
-              .contiguous();
+Rows read_removed(const embedding::PackSpec& spec, int64_t t,
+                  const io::StoredCheckpoint::Link& from) {
+  Rows rows = no_keys(spec, t);
+  const auto read = [&](std::span<const Part> group, at::Tensor& removed) {
+    const std::string name = removed_tensor(spec.tables[static_cast<size_t>(t)].name, group);
+    if (const auto file = from.files.find(name); file != from.files.end())
+      removed = file->second->read(name);
+  };
+  read(kKnown, rows.known.removed);
+  read(kCandidates, rows.candidates.removed);
+  return rows;
+}
+
+Rows read_candidates(const embedding::PackSpec& spec, int64_t t,
+                     const io::StoredCheckpoint::Link& from) {
+  Rows rows = no_keys(spec, t);
+  for (const Part& part : parts_of(kCandidates, spec, t)) {
+    const std::string name = table_tensor(spec.tables[static_cast<size_t>(t)].name, part.name);
+    part.of(rows) = from.files.at(name)->read(name).contiguous();
+  }
+  return rows;
+}
+
+Rows read_keys(const embedding::PackSpec& spec, int64_t t, const io::StoredCheckpoint::Link& from,
+               int64_t first, int64_t count) {
+  Rows rows = no_keys(spec, t);
+  rows.state = at::Tensor();
+  for (const Part& part : parts_of(kKnown, spec, t)) {
+    const std::string name = table_tensor(spec.tables[static_cast<size_t>(t)].name, part.name);
+    part.of(rows) = from.files.at(name)->read_rows(name, first, count).contiguous();
+  }
   return rows;
 }
 

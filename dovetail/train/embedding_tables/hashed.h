@@ -21,6 +21,10 @@ namespace dovetail::train {
 /// Returns "embedding.<table>.<part>", the name of a table's tensor in checkpoints and exports.
 std::string table_tensor(const std::string& table, std::string_view part);
 
+/// Returns the number of rows in a block of a table. A block of rows and state has about 4 MiB.
+/// Tables are saved and loaded block by block.
+int64_t rows_in_block(const embedding::PackSpec& spec, int64_t table);
+
 /// Returns the names of the tensors of hashed table `table` in a checkpoint. Tensors with one entry
 /// per row: "keys", "occurrences", "last_step", "weight" and, if the optimizer has any, "state".
 /// Tensors with one entry per candidate: "candidate_keys", "candidate_occurrences" and
@@ -35,10 +39,21 @@ std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, int64_t
 /// - "removed_candidate_keys": keys that are no longer candidates
 void save_hashed_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
                         io::StreamedTensors* to);
-/// Returns the contents of hashed table `table` of `spec` in a checkpoint that any number of ranks
-/// wrote. The state is undefined if the optimizer has none.
-embedding::KeyedRows read_hashed_table(const embedding::PackSpec& spec, int64_t table,
-                                       const io::StoredCheckpoint& from);
+
+/// Functions that read hashed table `table` of `spec` from a link of a checkpoint that any number
+/// of ranks wrote. Their results apply in this order.
+///
+/// read_removed: keys and candidates that leave at this link (KeyCounts::removed).
+embedding::KeyedRows read_removed(const embedding::PackSpec& spec, int64_t table,
+                                  const io::StoredCheckpoint::Link& from);
+/// read_candidates: the candidates, without keys.
+embedding::KeyedRows read_candidates(const embedding::PackSpec& spec, int64_t table,
+                                     const io::StoredCheckpoint::Link& from);
+/// read_keys: keys [first, first + count) with their rows, without candidates. The state is
+/// undefined if the optimizer has none.
+embedding::KeyedRows read_keys(const embedding::PackSpec& spec, int64_t table,
+                               const io::StoredCheckpoint::Link& from, int64_t first,
+                               int64_t count);
 
 /// Returns the counters summed over all ranks. `own` has this rank's counters; nullopt counts as
 /// zero. All ranks call it together.

@@ -44,7 +44,7 @@ class ShardedEmbeddingCollection(Lookups):
         ids_per_sample: expected ids of a sample by feature, for ``"auto"``; others have 1.
         exchange: format in which ranks exchange pooled rows and their gradients: ``"fp32"``, ``"bf16"`` or ``"mxfp8"``.
         gradients: ``"mean"``: mean over ranks, as in DistributedDataParallel. ``"sum"``: their sum.
-        tiers: memory tiers of tables with a fixed vocabulary; None: all rows stay in memory.
+        tiers: memory tiers of the tables; None: all rows stay in memory.
         dynamic: admission and eviction of ids in dynamic tables.
         timeout_s: maximum seconds that a rank waits for the others.
 
@@ -80,7 +80,7 @@ class ShardedEmbeddingCollection(Lookups):
     ):
         super().__init__()
         self.tables, self.features, self.row_dtype = [Table(*table) for table in tables], dict(features), row_dtype
-        self._check_effects(tiers, dynamic, ids_per_sample or {})
+        self._check_effects(dynamic, ids_per_sample or {})
         settings = {"name": optimizer, "lr": lr, "momentum": momentum, "betas": betas, "eps": eps}
         self._optimizer = optimizer
         settings |= {"weight_decay": weight_decay, "l1": l1, "l2": l2, "beta": beta}
@@ -104,12 +104,9 @@ class ShardedEmbeddingCollection(Lookups):
         self._rank = 0 if group is None else group.rank()
         self._hold(owner, torch.device("cpu"))
 
-    def _check_effects(self, tiers: Tiers | None, dynamic: Dynamic | None, ids_per_sample: dict[str, float]) -> None:
-        fixed = [table.name for table in self.tables if not table.dynamic]
-        if dynamic is not None and len(fixed) == len(self.tables):
+    def _check_effects(self, dynamic: Dynamic | None, ids_per_sample: dict[str, float]) -> None:
+        if dynamic is not None and not any(table.dynamic for table in self.tables):
             raise ValueError("dynamic has no effect: no table is dynamic; make one with Table(..., dynamic=True)")
-        if tiers is not None and not fixed:
-            raise ValueError("tiers have no effect: all tables are dynamic, and these stay in memory; set max_bytes")
         if unlimited := [table.name for table in self.tables if table.max_bytes and not table.dynamic]:
             raise ValueError(f"max_bytes has no effect on {unlimited}, which are not dynamic")
         if unknown := [feature for feature in ids_per_sample if feature not in self.features]:

@@ -70,9 +70,10 @@ class Dynamic(NamedTuple):
 
 
 class Tiers(NamedTuple):
-    """Memory tiers of tables with a fixed vocabulary. Results do not depend on them."""
+    """Memory tiers. Results do not depend on them."""
 
-    #: Memory of each rank for rows and their state.
+    #: Memory of each rank for rows and their state. It includes the ids of dynamic tables, some 60 bytes for each of
+    #: their rows and candidates.
     memory_bytes: int
     #: Folder of the files for all other rows; None: other RAM.
     folder: str | None = None
