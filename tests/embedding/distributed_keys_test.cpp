@@ -31,12 +31,18 @@ struct Layout {
   Pooling pooling = Pooling::kSum;
   bool weighted = false;
   RowDtype row_dtype = RowDtype::kFloat32;
+  Transfer transfer = Transfer::kBags;
+  int64_t items = 120;  ///< maximum rows of the second table
 };
 
 PackSpec spec_of(const Layout& layout) {
   return {.tables =
               {{.name = "users", .rows = 200, .dim = 8, .pooling = layout.pooling, .hashed = true},
-               {.name = "items", .rows = 120, .dim = 5, .pooling = layout.pooling, .hashed = true}},
+               {.name = "items",
+                .rows = layout.items,
+                .dim = 5,
+                .pooling = layout.pooling,
+                .hashed = true}},
           .feature_table = {1, 0, 1},
           .optimizer = {.kind = OptimizerKind::kAdagrad, .lr = 0.05, .eps = 1e-3},
           .seed = 3,
@@ -122,9 +128,11 @@ Trained train_distributed(const Layout& layout, int64_t moved = kSteps,
     std::vector<std::vector<at::Tensor>> pooled(
         static_cast<size_t>(to - from), std::vector<at::Tensor>(static_cast<size_t>(now.ranks)));
     expect_all_succeed(now.ranks, [&](const std::shared_ptr<comm::Group>& group) {
-      DistributedTables tables(spec,
-                               place_tables(spec, {.ranks = now.ranks, .sharding = now.sharding}),
-                               group, {}, {}, now.options);
+      DistributedTables tables(
+          spec,
+          place_tables(spec,
+                       {.ranks = now.ranks, .sharding = now.sharding, .transfer = now.transfer}),
+          group, {}, {}, now.options);
       for (int64_t t = 0; t < 2 && from > 0; ++t)
         tables.write_keys(t, group->rank() == 0 ? saved[static_cast<size_t>(t)] : KeyedRows());
       tables.set_steps(from, from);
@@ -164,7 +172,7 @@ void expect_same(const Trained& found, const Trained& expected, bool same_bits) 
     compare(found.pooled[i], expected.pooled[i], "pooled");
   for (size_t t = 0; t < 2; ++t) {
     const KeyedRows &a = found.tables[t], &b = expected.tables[t];
-    EXPECT_GT(b.known.keys.numel(), 20);
+    EXPECT_GT(b.known.keys.numel(), 10);
     const std::pair<const KeyCounts*, const KeyCounts*> counts[] = {{&a.known, &b.known},
                                                                     {&a.candidates, &b.candidates}};
     for (const auto& [x, y] : counts) {
@@ -221,6 +229,40 @@ TEST(DistributedKeys, AreOneTableOfAllKeys) {
     EXPECT_EQ(found.counters.not_admitted, expected.counters.not_admitted);
     EXPECT_EQ(found.counters.evicted, expected.counters.evicted);
     EXPECT_GT(found.counters.evicted, 0);
+  }
+}
+
+TEST(DistributedKeys, OfSingleRowsAreAdmittedAndEvictedAsOnOneRank) {
+  constexpr Transfer kRows = Transfer::kRows;
+  for (const Layout& layout : {Layout{.sharding = Sharding::kTableWise,
+                                      .ranks = 2,
+                                      .options = kRarest,
+                                      .weighted = true,
+                                      .transfer = kRows},
+                               Layout{.sharding = Sharding::kTableWise,
+                                      .ranks = 3,
+                                      .options = kCounted,
+                                      .micro_batches = 2,
+                                      .transfer = kRows},
+                               Layout{.sharding = Sharding::kReplicated,
+                                      .ranks = 3,
+                                      .options = kRarest,
+                                      .pooling = Pooling::kMean,
+                                      .transfer = kRows},
+                               Layout{.sharding = Sharding::kRowWise,
+                                      .ranks = 2,
+                                      .options = kCounted,
+                                      .pooling = Pooling::kMean,
+                                      .transfer = kRows},
+                               // The keys that occur first get the last rows.
+                               Layout{.sharding = Sharding::kTableWise,
+                                      .ranks = 3,
+                                      .micro_batches = 4,
+                                      .transfer = kRows,
+                                      .items = 17}}) {
+    SCOPED_TRACE(
+        fmt::format("{} on {} ranks, {} items", name(layout.sharding), layout.ranks, layout.items));
+    expect_same(train_distributed(layout), train_at_once(layout), false);
   }
 }
 
