@@ -12,6 +12,13 @@
 
 namespace dovetail::embedding {
 
+namespace {
+
+/// Ids between a lookup in the map and the prefetch for a later one.
+constexpr int64_t kAhead = 12;
+
+}  // namespace
+
 RowTransfer::RowTransfer(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                          int64_t rank, const comm::Payloads& payloads, bool counted)
     : sharding_(pack.sharding),
@@ -73,6 +80,8 @@ RowTransfer::Entries RowTransfer::find_distinct(const Jagged& batch, int64_t* nu
       for (const int64_t f : table_features_[t]) {
         found.begin[static_cast<size_t>(f)] = entries.size();
         for (int64_t i = offsets[f * batch.samples]; i < offsets[(f + 1) * batch.samples]; ++i) {
+          if (i + kAhead < batch.values.size(0))
+            map.prefetch(static_cast<uint64_t>(values[i + kAhead]));
           const auto key = static_cast<uint64_t>(values[i]);
           uint32_t number = map.find(key);
           if (number == SlotMap<uint64_t>::kNone) {
