@@ -179,7 +179,7 @@ def test_single_rows_train_as_the_whole_batch_on_one_rank():
 
 
 def test_a_transfer_has_a_name():
-    with pytest.raises(RuntimeError, match="no transfer is named .auto.*bags"):
+    with pytest.raises(RuntimeError, match=r"no transfer is named .auto.*bags"):
         ShardedEmbeddingCollection(TABLES, FEATURES, transfer="auto")
 
 
