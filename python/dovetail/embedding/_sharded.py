@@ -45,7 +45,7 @@ class ShardedEmbeddingCollection(Lookups):
         ids_per_sample: expected ids of a sample by feature, for ``"auto"``; others have 1.
         exchange: format in which ranks exchange pooled rows and their gradients: ``"fp32"``, ``"bf16"`` or ``"mxfp8"``.
         transfer: rows that ranks exchange in a step. ``"bags"``: a pooled row for each bag. ``"rows"``: each distinct
-            row of a rank's samples once, and one summed gradient for it. Long sequences and frequent ids cost less then.
+            row of a rank's samples once, and one summed gradient for it. Long sequences and frequent ids cost less.
         gradients: ``"mean"``: mean over ranks, as in DistributedDataParallel. ``"sum"``: their sum.
         tiers: memory tiers of tables with a fixed vocabulary; None: all rows stay in memory.
         dynamic: admission and eviction of ids in dynamic tables.
