@@ -111,6 +111,7 @@ class Update {
         scalars_(update_scalars(tables.spec().optimizer, tables.steps() + 1)),
         batches_(tables.spec().tables.size()) {
     std::vector<MicroBatch> all;
+    all.reserve(parts.size());
     for (const PooledGradient& part : parts) all.push_back(batch_of(part));
     for (size_t t = 0; t < batches_.size(); ++t) {
       batches_[t] = all;

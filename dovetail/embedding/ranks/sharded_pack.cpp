@@ -184,6 +184,7 @@ void ShardedPack::begin(std::vector<Jagged>& received, bool training) {
 
 void ShardedPack::begin(std::vector<RowTransfer::Received>& received, bool training) {
   std::vector<Jagged> batches;
+  batches.reserve(received.size());
   for (const RowTransfer::Received& from : received)
     batches.push_back(training && from.occurrences.defined() ? repeated(from.ids, from.occurrences)
                                                              : from.ids);
