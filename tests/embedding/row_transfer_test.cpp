@@ -20,7 +20,6 @@ using dovetail::testing::expect_close;
 using dovetail::testing::expect_same_bits;
 using dovetail::testing::normal;
 using testing::ids_from;
-using testing::random_batch;
 
 constexpr auto kRow = Sharding::kRowWise, kTable = Sharding::kTableWise,
                kColumn = Sharding::kColumnWise, kReplicated = Sharding::kReplicated;
@@ -37,8 +36,7 @@ at::Tensor train_step(DistributedTables& tables, const Jagged& batch, const at::
   return pooled;
 }
 
-/// A candidate and a sequence of `length` events of the table "item", of which each sample has
-/// some, and a user.
+/// A user, and a candidate and a sequence of `length` places that share the table "item".
 PackSpec sequences(int64_t length, int64_t rows = 500) {
   PackSpec spec{.tables = {{"item", rows, kDim}, {"user", 300, kDim}},
                 .feature_table = {1, 0},
@@ -125,6 +123,7 @@ TEST(RowTransfer, SendsEachDistinctRowOnceEachWay) {
         const TablePlacement plan =
             place_tables(spec, {.ranks = ranks, .sharding = sharding, .transfer = Transfer::kRows});
         std::vector<Jagged> batches;
+        batches.reserve(static_cast<size_t>(ranks));
         for (int r = 0; r < ranks; ++r)
           batches.push_back(history(spec, 10 + r, static_cast<uint64_t>(r) + 1));
         expect_all_succeed(ranks, [&](const std::shared_ptr<comm::Group>& group) {

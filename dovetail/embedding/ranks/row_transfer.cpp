@@ -15,7 +15,7 @@ namespace dovetail::embedding {
 namespace {
 
 /// Ids between a lookup in the map and the prefetch for a later one.
-constexpr int64_t kAhead = 12;
+constexpr int64_t kPrefetched = 12;
 
 }  // namespace
 
@@ -80,8 +80,8 @@ RowTransfer::Entries RowTransfer::find_distinct(const Jagged& batch, int64_t* nu
       for (const int64_t f : table_features_[t]) {
         found.begin[static_cast<size_t>(f)] = entries.size();
         for (int64_t i = offsets[f * batch.samples]; i < offsets[(f + 1) * batch.samples]; ++i) {
-          if (i + kAhead < batch.values.size(0))
-            map.prefetch(static_cast<uint64_t>(values[i + kAhead]));
+          if (i + kPrefetched < batch.values.size(0))
+            map.prefetch(static_cast<uint64_t>(values[i + kPrefetched]));
           const auto key = static_cast<uint64_t>(values[i]);
           uint32_t number = map.find(key);
           if (number == SlotMap<uint64_t>::kNone) {
@@ -103,8 +103,8 @@ RowTransfer::Entries RowTransfer::find_distinct(const Jagged& batch, int64_t* nu
   return found;
 }
 
-/// Sets the counts of a step. The rows of a row-wise table lie in the order of their ranks, so
-/// `numbers` are changed from numbers of entries to these places.
+/// Sets the counts of a step. The rows of a row-wise table lie in the order of their ranks. So
+/// numbers of entries in `numbers` become these places.
 void RowTransfer::place_rows(const Entries& entries, int64_t* numbers, Step& step) const {
   const auto* offsets = step.batch.offsets.const_data_ptr<int64_t>();
   for (size_t t = 0; t < table_features_.size(); ++t) {
@@ -139,7 +139,7 @@ Message RowTransfer::write_entries(const Entries& entries) const {
     int64_t rank, first, count, ids_of_rank, ids_at;
   };
   Message message;
-  std::vector<Range> ranges;  // of ids in the message: of each rank and feature
+  std::vector<Range> ranges;                         // ids of each rank and feature
   std::vector<std::pair<int64_t, int64_t>> lengths;  // place and value
   int64_t next = 0;
   for (int64_t r = 0; r < ranks_; ++r) {

@@ -29,8 +29,8 @@ struct TableContents {
 /// DistributedTables sends these messages.
 ///
 /// A rank looks up its own samples. With Transfer::kBags, it sends their ids to the ranks that hold
-/// the rows, and these ranks send pooled rows back. Later it sends the gradient of the pooled rows
-/// to the same ranks. With Transfer::kRows, the messages are RowTransfer's (`transfer`). The
+/// the rows. These ranks send pooled rows back. Later it sends the gradient of the pooled rows to
+/// the same ranks. With Transfer::kRows, the messages are RowTransfer's (`transfer`). The
 /// arguments of several functions have the same meaning:
 /// - `batch`: a batch of this rank's own samples, with the pack's features only.
 /// - `received`: element r is the batch of ids that rank r has sent, on the CPU. After `begin`, its

@@ -179,9 +179,9 @@ int64_t bytes_on(const PackSpec& spec, const TablePlacement& plan, const PlacedP
                  int64_t rank);
 
 /// Formats a plan for the terminal, one line for each pack. A line has group, sharding, numbers of
-/// tables and features, optimizer and learning rate. Then it has the transfer and, if ids were
-/// measured, the expected megabytes that a rank sends in a step with it and with the other one. It
-/// ends with the pack's percentage of the total volume and its megabytes on each rank.
+/// tables and features, optimizer and learning rate. The transfer follows. Measured ids
+/// add the expected megabytes that a rank sends in a step, with both transfers. A line ends with
+/// the pack's percentage of the total volume and its megabytes on each rank.
 std::string print(const PackSpec& spec, const TablePlacement& plan);
 /// Returns the plan as JSON, with its packs and their tables.
 nlohmann::ordered_json to_json(const PackSpec& spec, const TablePlacement& plan);

@@ -142,7 +142,8 @@ void RecommenderTraining::open_logs(RunFolder& folder, bool quiet,
   nlohmann::ordered_json record = embedding::to_json(tables_->spec(), plan);
   if (!chosen.is_null()) record["auto"] = chosen;
   folder.write_json("embedding_plan.json", record);
-  if (!quiet && (plan.packs.size() > 1 || plan.ranks > 1)) log_info("{}", embedding::print(tables_->spec(), plan));
+  if (!quiet && (plan.packs.size() > 1 || plan.ranks > 1))
+    log_info("{}", embedding::print(tables_->spec(), plan));
   if (!quiet && !chosen.is_null()) log_info("{}", sizes_line(chosen));
   open_output(folder, quiet);
   for (const std::string& line : data::row_warnings(loader_->statistics())) output()->warn(line);
