@@ -32,7 +32,8 @@ PlacementOptions placement_from_json(const nlohmann::json& options, const nlohma
   PlacementOptions placement{
       .sharding = sharding_or_auto(options.at("sharding")),
       .rank_bytes = options.at("rank_bytes"),
-      .ids_per_sample = options.at("ids_per_sample").get<std::vector<double>>()};
+      .ids_per_sample = options.at("ids_per_sample").get<std::vector<double>>(),
+      .transfer = parse_transfer(options.at("transfer").get<std::string>())};
   for (const nlohmann::json& table : tables) {
     const auto& own = table.at("sharding");
     placement.table_sharding.push_back(own.is_null() ? placement.sharding : sharding_or_auto(own));

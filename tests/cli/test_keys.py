@@ -386,7 +386,11 @@ ENTRIES = {
         "gpt",
         {"comm.timeout_s": ("5",), "train.bucket_bytes": ("4096",), "parallel.shard": ("optimizer",)},
     ),
-    **table("warned", "rows", {"embedding.sharding": ("row",), "embedding.exchange": ("bf16",)}),
+    **table(
+        "warned",
+        "rows",
+        {"embedding.sharding": ("row",), "embedding.exchange": ("bf16",), "embedding.transfer": ("rows",)},
+    ),
     **in_list(
         "warned",
         "rows",

@@ -33,12 +33,18 @@ struct Layout {
   bool weighted = false;
   RowDtype row_dtype = RowDtype::kFloat32;
   int64_t memory_bytes = 0;  ///< 0: all rows are in memory
+  Transfer transfer = Transfer::kBags;
+  int64_t items = 120;  ///< maximum rows of the second table
 };
 
 PackSpec spec_of(const Layout& layout) {
   return {.tables =
               {{.name = "users", .rows = 200, .dim = 8, .pooling = layout.pooling, .hashed = true},
-               {.name = "items", .rows = 120, .dim = 5, .pooling = layout.pooling, .hashed = true}},
+               {.name = "items",
+                .rows = layout.items,
+                .dim = 5,
+                .pooling = layout.pooling,
+                .hashed = true}},
           .feature_table = {1, 0, 1},
           .optimizer = {.kind = OptimizerKind::kAdagrad, .lr = 0.05, .eps = 1e-3},
           .seed = 3,
@@ -128,9 +134,11 @@ Trained train_distributed(const Layout& layout, int64_t moved = kSteps,
       std::optional<TierOptions> tiers;
       if (now.memory_bytes > 0)
         tiers = {.policy = TierPolicy::kLfu, .memory_bytes = now.memory_bytes, .step_rows = 30};
-      DistributedTables tables(spec,
-                               place_tables(spec, {.ranks = now.ranks, .sharding = now.sharding}),
-                               group, {}, tiers, now.options);
+      DistributedTables tables(
+          spec,
+          place_tables(spec,
+                       {.ranks = now.ranks, .sharding = now.sharding, .transfer = now.transfer}),
+          group, {}, tiers, now.options);
       for (int64_t t = 0; t < 2 && from > 0; ++t)
         tables.write_keys(t, group->rank() == 0 ? saved[static_cast<size_t>(t)] : KeyedRows());
       tables.set_steps(from, from);
@@ -172,7 +180,7 @@ void expect_same(const Trained& found, const Trained& expected, bool same_bits) 
     compare(found.pooled[i], expected.pooled[i], "pooled");
   for (size_t t = 0; t < 2; ++t) {
     const KeyedRows &a = found.tables[t], &b = expected.tables[t];
-    EXPECT_GT(b.known.keys.numel(), 20);
+    EXPECT_GT(b.known.keys.numel(), 10);
     const std::pair<const KeyCounts*, const KeyCounts*> counts[] = {{&a.known, &b.known},
                                                                     {&a.candidates, &b.candidates}};
     for (const auto& [x, y] : counts) {
@@ -246,6 +254,81 @@ TEST(DistributedKeys, AreOneTableOfAllKeys) {
     EXPECT_EQ(found.counters.not_admitted, expected.counters.not_admitted);
     EXPECT_EQ(found.counters.evicted, expected.counters.evicted);
     EXPECT_GT(found.counters.evicted, 0);
+  }
+}
+
+TEST(DistributedKeys, OfSingleRowsAreAdmittedAndEvictedAsOnOneRank) {
+  constexpr Transfer kRows = Transfer::kRows;
+  for (const Layout& layout : {Layout{.sharding = Sharding::kTableWise,
+                                      .ranks = 2,
+                                      .options = kRarest,
+                                      .weighted = true,
+                                      .transfer = kRows},
+                               Layout{.sharding = Sharding::kTableWise,
+                                      .ranks = 3,
+                                      .options = kCounted,
+                                      .micro_batches = 2,
+                                      .transfer = kRows},
+                               Layout{.sharding = Sharding::kReplicated,
+                                      .ranks = 3,
+                                      .options = kRarest,
+                                      .pooling = Pooling::kMean,
+                                      .transfer = kRows},
+                               Layout{.sharding = Sharding::kRowWise,
+                                      .ranks = 2,
+                                      .options = kCounted,
+                                      .pooling = Pooling::kMean,
+                                      .transfer = kRows},
+                               Layout{.sharding = Sharding::kTableWise,
+                                      .ranks = 2,
+                                      .options = kRarest,
+                                      .memory_bytes = 17000,
+                                      .transfer = kRows},
+                               // The keys that occur first get the last rows.
+                               Layout{.sharding = Sharding::kTableWise,
+                                      .ranks = 3,
+                                      .micro_batches = 4,
+                                      .transfer = kRows,
+                                      .items = 17}}) {
+    SCOPED_TRACE(
+        fmt::format("{} on {} ranks, {} items", name(layout.sharding), layout.ranks, layout.items));
+    expect_same(train_distributed(layout), train_at_once(layout), false);
+  }
+}
+
+TEST(DistributedKeys, OfSingleRowsAreLookedUpWithoutATrace) {
+  for (const int64_t memory_bytes : {0, 17000}) {
+    SCOPED_TRACE(memory_bytes);
+    std::vector<at::Tensor> found[2];
+    for (const Transfer transfer : {Transfer::kBags, Transfer::kRows}) {
+      const Layout layout = {.sharding = Sharding::kTableWise,
+                             .ranks = 2,
+                             .options = kRarest,
+                             .memory_bytes = memory_bytes,
+                             .transfer = transfer};
+      std::vector<at::Tensor>& pooled = found[transfer == Transfer::kRows ? 1 : 0];
+      pooled.resize(4);
+      const PackSpec spec = spec_of(layout);
+      expect_all_succeed(2, [&](const std::shared_ptr<comm::Group>& group) {
+        std::optional<TierOptions> tiers;
+        if (memory_bytes > 0)
+          tiers = {.policy = TierPolicy::kLfu, .memory_bytes = memory_bytes, .step_rows = 30};
+        DistributedTables tables(
+            spec,
+            place_tables(spec, {.ranks = 2, .sharding = layout.sharding, .transfer = transfer}),
+            group, {}, tiers, layout.options);
+        for (int64_t step = 0; step < 3; ++step) step_on_rank(tables, *group, layout, step);
+        const HashedCounters before = *tables.hashed_counters();
+        // Most keys of step 7 have no row.
+        for (const int64_t step : {2, 7})
+          pooled[static_cast<size_t>(2 * group->rank() + step / 7)] =
+              tables.lookup(batch_of(step, layout.weighted));
+        EXPECT_EQ(tables.hashed_counters()->found, before.found);
+        EXPECT_EQ(tables.hashed_counters()->admitted, before.admitted);
+      });
+    }
+    for (size_t i = 0; i < 4; ++i)
+      expect_close(found[1][i], found[0][i].to(at::kDouble), 1e-6, "looked up");
   }
 }
 

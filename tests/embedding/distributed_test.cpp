@@ -29,6 +29,7 @@ struct Layout {
   Pooling pooling = Pooling::kSum;
   OptimizerKind optimizer = OptimizerKind::kAdam;
   RowDtype row_dtype = RowDtype::kFloat32;
+  Transfer transfer = Transfer::kBags;
 
   int ranks() const { return static_cast<int>(samples.size()); }
 };
@@ -37,7 +38,7 @@ void PrintTo(const Layout& l, std::ostream* out) {
   *out << (l.sharding ? name(*l.sharding) : "auto") << " on " << l.ranks() << " ranks, packing "
        << l.packing << ", " << l.groups << " groups, " << l.micro_batches << " micro-batches, "
        << (l.weighted ? "weighted" : "not weighted")
-       << (l.pooling == Pooling::kMean ? ", mean" : ", sum");
+       << (l.pooling == Pooling::kMean ? ", mean, " : ", sum, ") << name(l.transfer);
 }
 
 /// A shared table, one that dominates, one with fewer rows than ranks.
@@ -56,7 +57,8 @@ PlacementOptions options_of(const Layout& layout) {
   return {.ranks = layout.ranks(),
           .sharding = layout.sharding,
           .packing = layout.packing,
-          .groups = layout.groups};
+          .groups = layout.groups,
+          .transfer = layout.transfer};
 }
 
 /// Results to compare: pooled rows of all samples, and the tables after some steps.
@@ -147,8 +149,11 @@ TEST_P(EveryLayout, IsOnePackOnOneRank) {
   const Layout& layout = GetParam();
   const Trained expected = train_packed(layout), found = train_distributed(layout);
   // Bags with rows on several ranks are summed in another order. Bags within one rank are not.
+  const bool bags = layout.transfer == Transfer::kBags;
   const bool same_bits =
-      layout.ranks() == 1 || (layout.sharding && *layout.sharding != Sharding::kRowWise);
+      layout.ranks() == 1 || (bags && layout.sharding && *layout.sharding != Sharding::kRowWise);
+  // Single rows are pooled by the samples' rank, but their gradients are summed by ranks.
+  if (!bags) expect_same_bits(found.pooled[0], expected.pooled[0], "first pooled rows");
   const auto compare = [&](const at::Tensor& a, const at::Tensor& b, const char* what) {
     if (same_bits) {
       expect_same_bits(a, b, what);
@@ -229,6 +234,66 @@ INSTANTIATE_TEST_SUITE_P(
                .micro_batches = 2,
                .weighted = true,
                .optimizer = OptimizerKind::kRowWiseAdagrad}));
+
+constexpr auto kRows = Transfer::kRows;
+
+INSTANTIATE_TEST_SUITE_P(
+    SingleRows, EveryLayout,
+    ::testing::Values(
+        Layout{.sharding = kRow, .samples = {12}, .transfer = kRows},
+        Layout{.sharding = kRow, .samples = {7, 5}, .pooling = Pooling::kMean, .transfer = kRows},
+        Layout{.sharding = kRow,
+               .samples = {4, 0, 5, 3},
+               .packing = false,
+               .groups = 2,
+               .micro_batches = 3,
+               .weighted = true,
+               .pooling = Pooling::kMean,
+               .optimizer = OptimizerKind::kRowWiseAdagrad,
+               .transfer = kRows},
+        Layout{.sharding = kTable, .samples = {7, 5}, .transfer = kRows},
+        Layout{.sharding = kTable,
+               .samples = {7, 5, 1, 6, 2},
+               .groups = 3,
+               .micro_batches = 2,
+               .weighted = true,
+               .pooling = Pooling::kMean,
+               .optimizer = OptimizerKind::kRowWiseAdagrad,
+               .transfer = kRows},
+        Layout{.sharding = kColumn, .samples = {7, 5}, .weighted = true, .transfer = kRows},
+        Layout{.sharding = kColumn,
+               .samples = {4, 3, 0, 5},
+               .micro_batches = 2,
+               .pooling = Pooling::kMean,
+               .transfer = kRows},
+        Layout{.sharding = kReplicated,
+               .samples = {3, 0, 5},
+               .micro_batches = 2,
+               .weighted = true,
+               .transfer = kRows},
+        Layout{.sharding = {}, .samples = {4, 3, 5, 0}, .groups = 3, .transfer = kRows}));
+
+TEST(DistributedTables, SingleRowsHaveTheSameBitsInAnyCut) {
+  for (const Sharding sharding : {kRow, kTable, kColumn, kReplicated}) {
+    const auto layout = [&](bool packing, int64_t groups, int64_t micro_batches) {
+      return Layout{.sharding = sharding,
+                    .samples = {7, 5},
+                    .packing = packing,
+                    .groups = groups,
+                    .micro_batches = micro_batches,
+                    .weighted = true,
+                    .transfer = kRows};
+    };
+    const Trained once = train_distributed(layout(true, 1, 1));
+    for (const Layout& cut : {layout(true, 1, 3), layout(false, 4, 1), layout(true, 2, 7)}) {
+      const Trained found = train_distributed(cut);
+      for (size_t i = 0; i < kSteps; ++i)
+        expect_same_bits(found.pooled[i], once.pooled[i], ::testing::PrintToString(cut));
+      for (size_t t = 0; t < once.weights.size(); ++t)
+        expect_same_bits(found.weights[t], once.weights[t], ::testing::PrintToString(cut));
+    }
+  }
+}
 
 TEST(DistributedTables, RowsOfLowPrecisionHaveTheBitsOfOneRank) {
   constexpr auto kBFloat16 = RowDtype::kBFloat16, kMXFP8 = RowDtype::kMXFP8;

@@ -226,5 +226,59 @@ TEST(Plan, PacksSplitsAndGroups) {
               ThrowsMessage<UserError>(HasSubstr("table \"4\" has 8 columns, too few")));
 }
 
+TEST(Plan, TablesSendWhatHasFewerBytes) {
+  // Twenty places of a long sequence and one popular id; and ids that never repeat, one a sample.
+  PackSpec spec{.tables = {{"events", 1000, 16}, {"once", 1000000, 8}},
+                .feature_table = {1},
+                .optimizer = {.kind = OptimizerKind::kAdagrad}};
+  std::vector<double> ids = {1};
+  for (int event = 0; event < 20; ++event) {
+    spec.feature_table.push_back(0);
+    ids.push_back(0.1);
+  }
+  PlacementOptions options{.ranks = 2,
+                           .sharding = Sharding::kTableWise,
+                           .ids_per_sample = ids,
+                           .transfer = std::nullopt,
+                           .measured = MeasuredIds{.samples = 100, .distinct = {50, 100}}};
+  const TablePlacement plan = place_tables(spec, options);
+  EXPECT_EQ(plan.tables[0].transfer, Transfer::kRows);
+  // Half of everything goes to the other rank. Lengths of 20 bags, ids, rows and gradients.
+  EXPECT_EQ(plan.tables[0].bags_bytes, (4 * 2000 + 4 * 200 + 2 * 2000 * 64) / 2);
+  EXPECT_EQ(plan.tables[0].rows_bytes, (4 * 20 + 50 * (4 + 2 * 64)) / 2);
+  EXPECT_EQ(plan.tables[1].bags_bytes, (4 * 100 + 100 * (4 + 2 * 32)) / 2);
+  EXPECT_EQ(plan.tables[1].rows_bytes, (4 + 100 * (4 + 2 * 32)) / 2);
+  EXPECT_EQ(plan.packs.size(), 1);
+
+  // Bags of 30 distinct ids: pooled rows are fewer.
+  options.ids_per_sample.front() = 30;
+  options.measured->distinct[1] = 2900;
+  const TablePlacement mixed = place_tables(spec, options);
+  EXPECT_EQ(mixed.tables[0].transfer, Transfer::kRows);
+  EXPECT_EQ(mixed.tables[1].transfer, Transfer::kBags);
+  EXPECT_EQ(mixed.packs.size(), 2);
+
+  // A bag is pooled in parts by all ranks. BF16 has half the bytes.
+  options.sharding = Sharding::kRowWise;
+  options.payloads = {comm::Payload::kBFloat16, comm::Payload::kBFloat16};
+  const TablePlacement by_rows = place_tables(spec, options);
+  EXPECT_EQ(by_rows.tables[0].bags_bytes, (2 * 4 * 2000 + 4 * 200 + 2 * 2 * 2000 * 32) / 2);
+  EXPECT_EQ(by_rows.tables[0].rows_bytes, (2 * 4 * 20 + 50 * (4 + 2 * 32)) / 2);
+
+  // Replicas send no rows, but ids and gradients to all ranks.
+  options.sharding = Sharding::kReplicated;
+  const TablePlacement replicated = place_tables(spec, options);
+  EXPECT_EQ(replicated.tables[0].bags_bytes, 2 * (4 * 2000 + 4 * 200 + 2000 * 32) / 2);
+  EXPECT_EQ(replicated.tables[0].rows_bytes, 2 * (4 * 20 + 50 * (4 + 32)) / 2);
+
+  // Hashed ids are two words, and each brings the number of its occurrences.
+  for (TableSpec& table : spec.tables) table.hashed = true;
+  options.sharding = Sharding::kTableWise;
+  const TablePlacement hashed = place_tables(spec, options);
+  EXPECT_EQ(hashed.tables[0].rows_bytes, (4 * 20 + 50 * (8 + 4 + 2 * 32)) / 2);
+  options.transfer = Transfer::kBags;
+  EXPECT_EQ(place_tables(spec, options).tables[0].transfer, Transfer::kBags);
+}
+
 }  // namespace
 }  // namespace dovetail::embedding::plan_test

@@ -142,6 +142,47 @@ def test_two_ranks_are_one_rank_with_the_whole_batch():
             torch.testing.assert_close(state[f"{name}.weight"], bag[name].weight.detach(), rtol=1e-4, atol=1e-5)
 
 
+def train_single_rows(rank):
+    results = {}
+    for sharding in ["row", "table", "column", "replicated"]:
+        tables = ShardedEmbeddingCollection(
+            TABLES, FEATURES, "adam", lr=0.1, sharding=sharding, gradients="sum", transfer="rows"
+        )
+        pooled = []
+        for step, first in enumerate([5, 0, 11]):  # samples of rank 0
+            bags, weights, gradient = batch(step, weighted=step > 0)
+            own = slice(0, first) if rank == 0 else slice(first, 11)
+            y = tables(*part(bags, weights, own))
+            y.backward(gradient[own])
+            pooled.append(y.detach())
+        results[sharding] = pooled, tables.state_dict(), tables.plan()
+    return results
+
+
+def test_single_rows_train_as_the_whole_batch_on_one_rank():
+    ranks = on_ranks(train_single_rows)
+    plain = EmbeddingCollection(TABLES, FEATURES, "adam", lr=0.1)
+    expected = []
+    for step in range(3):
+        bags, weights, gradient = batch(step, weighted=step > 0)
+        expected.append(plain(*part(bags, weights, slice(None))))
+        expected[-1].backward(gradient)
+    for sharding in ranks[0]:
+        pooled = [torch.cat(of_step) for of_step in zip(*(of_rank[sharding][0] for of_rank in ranks), strict=True)]
+        _, state, plan = ranks[0][sharding]
+        assert {pack["transfer"] for pack in plan["packs"]} == {"rows"}
+        assert torch.equal(pooled[0], expected[0].detach())  # pooled by the rank of the samples
+        for ours, theirs in zip(pooled, expected, strict=True):
+            torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=1e-6)
+        for name, tensor in plain.state_dict().items():
+            torch.testing.assert_close(state[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_a_transfer_has_a_name():
+    with pytest.raises(RuntimeError, match=r"no transfer is named .auto.*bags"):
+        ShardedEmbeddingCollection(TABLES, FEATURES, transfer="auto")
+
+
 class Model(torch.nn.Module):
     def __init__(self, tables):
         super().__init__()

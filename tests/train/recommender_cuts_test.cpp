@@ -84,6 +84,7 @@ struct Cut {
   int64_t groups = 1, micro_batch = 0;
   int64_t memory_bytes = 0;
   const char* policy = "hot";
+  const char* transfer = "auto";
 };
 
 io::Snapshot train_cut(RunConfig config, const Cut& cut) {
@@ -93,6 +94,7 @@ io::Snapshot train_cut(RunConfig config, const Cut& cut) {
   config.train.micro_batch = cut.micro_batch;
   config.embedding.memory_bytes = cut.memory_bytes;
   config.embedding.policy = cut.policy;
+  config.embedding.transfer = cut.transfer;
   if (cut.memory_bytes > 0) config.embedding.step_rows = 60;
   if (cut.memory_bytes > 0 && std::string(cut.policy) == "hot") config.embedding.warmup_steps = 10;
   expect_all_succeed(cut.ranks, [&](const std::shared_ptr<comm::Group>& group) {
@@ -145,9 +147,14 @@ TEST(RecommenderCuts, OfAnyCutIsTheSerialReference) {
                          Cut{.ranks = 4, .sharding = "table", .micro_batch = 16},
                          Cut{.ranks = 4, .sharding = "replicated", .packing = false},
                          Cut{.ranks = 4, .sharding = "row", .micro_batch = 16}}) {
-    const io::Snapshot found = run(cut);
-    EXPECT_LT(furthest(one, found), 64 * 0x1p-23) << cut.ranks << " ranks, " << cut.sharding;
-    EXPECT_LT(furthest(reference, found), 1e-5);
+    for (const char* transfer : {"bags", "rows"}) {
+      Cut sent = cut;
+      sent.transfer = transfer;
+      const io::Snapshot found = run(sent);
+      EXPECT_LT(furthest(one, found), 64 * 0x1p-23)
+          << cut.ranks << " ranks, " << cut.sharding << ", " << transfer;
+      EXPECT_LT(furthest(reference, found), 1e-5);
+    }
   }
 }
 
@@ -187,13 +194,122 @@ TEST(RecommenderCuts, RowsOfLowPrecisionLearnAndDoNotDependOnTheCut) {
 
 TEST(RecommenderCuts, ExchangesOfLowPrecisionLearn) {
   const Clicks data;
-  for (const char* exchange : {"bf16", "mxfp8"}) {
-    RunConfig config = data.config("dlrm", exchange);
-    config.embedding.exchange = exchange;
-    train_cut(config, {.ranks = 2, .sharding = "row"});
-    EXPECT_GT(data.metrics(exchange).back()["auc"], 0.8) << exchange;
+  for (const char* transfer : {"bags", "rows"}) {
+    const auto name = [&](const std::string& exchange) { return exchange + transfer; };
+    for (const char* exchange : {"bf16", "mxfp8"}) {
+      RunConfig config = data.config("dlrm", name(exchange));
+      config.embedding.exchange = exchange;
+      train_cut(config, {.ranks = 2, .sharding = "row", .transfer = transfer});
+      EXPECT_GT(data.metrics(name(exchange)).back()["auc"], 0.8) << name(exchange);
+    }
+    EXPECT_NE(data.metrics(name("bf16")).back()["loss"],
+              data.metrics(name("mxfp8")).back()["loss"]);
   }
-  EXPECT_NE(data.metrics("bf16").back()["loss"], data.metrics("mxfp8").back()["loss"]);
+}
+
+/// Clicks with up to three earlier items, in `length` places.
+class Histories : public Clicks {
+ public:
+  RunConfig config(const std::string& name, int64_t length = 20) const {
+    const std::filesystem::path path = file("", "histories.tsv");
+    std::istringstream rows(test::clicks(3000));
+    std::string text, line;
+    std::getline(rows, line);
+    text = line + "\titems\n";
+    for (int row = 0; std::getline(rows, line); ++row) {
+      std::string items;
+      for (int i = 0; i < row % 4; ++i)
+        items += fmt::format("{}i{}", i == 0 ? "" : "|", row * (i + 7) % 30);
+      text += line + "\t" + items + "\n";
+    }
+    write_file_atomically(path, text);
+    RunConfig config = Clicks::config("din", name);
+    config.rows.files = {path.string()};
+    config.rows.sparse.push_back({.columns = {"items"},
+
+                                  .num_rows = 60,
+                                  .separator = "|",
+                                  .max_length = length,
+                                  .sequence = true,
+                                  .table = "item"});
+    config.recommender.grain = 16;
+    config.train.steps = 20;
+    config.schedule.decay = "constant";
+    config.eval.every_steps = 0;
+    return config;
+  }
+};
+
+TEST(RecommenderCuts, SequencesAreExchangedAsTheRowsTheyHave) {
+  const Histories data;
+  const auto plan = [&](const std::string& name) {
+    return nlohmann::json::parse(read_file(data.file(name, "embedding_plan.json").string()));
+  };
+  const auto bytes = [&](const std::string& name) {
+    std::istringstream lines(read_file(data.file(name, "timings.jsonl").string()));
+    std::string line;
+    for (int step = 0; step < 10; ++step) std::getline(lines, line);
+    return nlohmann::json::parse(line).at("table_bytes").get<double>();
+  };
+  const io::Snapshot whole = train_cut(data.config("whole"), {.ranks = 2, .sharding = "row"});
+  /// Returns the bytes of a step that the plan expects with a transfer.
+  const auto expected = [&](const std::string& name, const char* transfer) {
+    const nlohmann::json found = plan(name);
+    EXPECT_EQ(found["packs"].size(), 1);
+    EXPECT_EQ(found["packs"][0]["transfer"], transfer);
+    double sum = 0;
+    for (const auto& table : found["packs"][0]["tables"])
+      sum += table["step_bytes"][transfer].get<double>();
+    return sum;
+  };
+  train_cut(data.config("bags"), {.ranks = 2, .sharding = "row", .transfer = "bags"});
+  for (const char* transfer : {"bags", "rows"}) {
+    const std::string name = transfer == std::string("rows") ? "whole" : "bags";
+    EXPECT_NEAR(bytes(name), expected(name, transfer), 0.1 * bytes(name)) << transfer;
+  }
+  EXPECT_GT(bytes("bags"), 10 * bytes("whole"));
+
+  // No bit depends on the cut, nor on a resumed run's first batch.
+  expect_same_tensors(
+      whole,
+      train_cut(data.config("cut"),
+                {.ranks = 2, .sharding = "row", .packing = false, .groups = 2, .micro_batch = 16}));
+  RunConfig first = data.config("resumed");
+  first.train.steps = 7;
+  train_cut(first, {.ranks = 2, .sharding = "row"});
+  expect_same_tensors(whole, train_cut(data.config("resumed"), {.ranks = 2, .sharding = "row"}));
+  const io::Snapshot one = train_cut(data.config("one"), {.ranks = 1, .sharding = "auto"});
+  EXPECT_LT(furthest(one, whole), 64 * 0x1p-23);
+}
+
+/// The first step has bags of one item over and over, which are sent as rows. The later bags have
+/// no item twice.
+TEST(RecommenderCuts, AResumedRunSendsWhatItSentBefore) {
+  const Clicks data;
+  std::string text = "items\tsize\tclicked\n";
+  for (int row = 0; row < 3000; ++row) {
+    for (int i = 0; i < 5; ++i)
+      text += fmt::format("{}{}", i == 0 ? "" : "|", row < 128 ? i : 5 * row + i);
+    text += fmt::format("\t{}\t{}\n", row % 7, row % 3 == 0 ? 1 : 0);
+  }
+  write_file_atomically(data.file("", "items.tsv"), text);
+  const auto config = [&](const std::string& name, int64_t steps) {
+    RunConfig config = data.config("wide_deep", name);
+    config.rows.files = {data.file("", "items.tsv").string()};
+    config.rows.sparse = {{.columns = {"items"}, .num_rows = 20000, .separator = "|"}};
+    config.rows.shuffle_window = 1;
+    config.train.steps = steps;
+    config.schedule.decay = "constant";
+    config.eval.every_steps = 0;
+    return config;
+  };
+  const Cut cut = {.ranks = 2, .sharding = "table"};
+  const io::Snapshot whole = train_cut(config("whole", 12), cut);
+  train_cut(config("resumed", 5), cut);
+  expect_same_tensors(whole, train_cut(config("resumed", 12), cut));
+  const auto plan =
+      nlohmann::json::parse(read_file(data.file("resumed", "embedding_plan.json").string()));
+  for (const auto& pack : plan["packs"]) EXPECT_EQ(pack["transfer"], "rows");
 }
 
 TEST(RecommenderCuts, DeltaCheckpointsChangeNoBitAndAreResumed) {

@@ -194,6 +194,9 @@ class HashedTables {
   /// Returns the stored rows of `keys`, (n) int64, and their state. All keys must have a row. Call
   /// it between steps.
   std::pair<at::Tensor, at::Tensor> rows(int64_t table, const at::Tensor& keys) const;
+  /// Returns rows of a table by their keys (n) int64, as float32 (n, dim). Keys without a row have
+  /// zeros. Leaves no trace.
+  at::Tensor look_up(int64_t table, const at::Tensor& keys) const;
   /// Returns a copy of a table's contents, with rows. Call it between steps.
   KeyedRows contents(int64_t table, RowSet which = RowSet::kAll) const;
   /// Adds keys with their rows, and candidates. Keys and candidates that are present are replaced.

@@ -5,6 +5,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/embedding/hashed/hashed.h"
+#include "dovetail/embedding/pack/lookup.h"
 #include "dovetail/ops/simd_level.h"
 
 namespace dovetail::embedding {
@@ -57,6 +58,23 @@ std::pair<at::Tensor, at::Tensor> HashedTables::rows(int64_t t, const at::Tensor
   const auto [weight, state] = tiers_->rows(t, ascending);
   const at::Tensor back = at::argsort(order);
   return {weight.index_select(0, back), state.index_select(0, back)};
+}
+
+at::Tensor HashedTables::look_up(int64_t t, const at::Tensor& keys) const {
+  const Table& table = *tables_.at(static_cast<size_t>(t));
+  std::vector<int64_t> numbers(static_cast<size_t>(keys.numel()), -1);
+  std::vector<int64_t> present;
+  for (int64_t i = 0; i < keys.numel(); ++i) {
+    const uint32_t number = table.keys.find(key_at(keys, i));
+    if (number == kNone) continue;
+    numbers[static_cast<size_t>(i)] = number;
+    present.push_back(i);
+  }
+  if (!tiers_) return gather_rows(*packed_, t, at::tensor(numbers, at::kLong) + 1);
+  at::Tensor found = at::zeros({keys.numel(), spec_.tables[static_cast<size_t>(t)].dim});
+  const at::Tensor index = at::tensor(present, at::kLong);
+  return found.index_copy_(
+      0, index, tiers_->look_up(t, at::tensor(numbers, at::kLong).index_select(0, index)));
 }
 
 KeyedRows HashedTables::contents(int64_t t, RowSet which) const {

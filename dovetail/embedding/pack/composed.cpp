@@ -91,6 +91,23 @@ void store_rows(const PackedTables& tables, int64_t table, const at::Tensor& row
                tables.row_data(table) + numbers[i] * bytes);
 }
 
+/// Updates the rows `ids` of a table, which may repeat. Element i of `gradients` has one row for
+/// each element of ids[i].
+void update_rows_of(const PackedTables& tables, int64_t table, const std::vector<at::Tensor>& ids,
+                    const std::vector<at::Tensor>& gradients) {
+  if (ids.empty()) return;
+  const int64_t dim = tables.spec().tables[static_cast<size_t>(table)].dim;
+  const auto [rows, inverse, counts] = at::_unique2(at::cat(ids), true, true);
+  const at::Tensor g =
+      at::zeros({rows.size(0), dim}, at::kFloat).index_add_(0, inverse, at::cat(gradients));
+  at::Tensor all_state = tables.packed_state(table);
+  const at::Tensor all_rows = tables.weight(table);
+  at::Tensor w = all_rows.index_select(0, rows), state = all_state.index_select(0, rows);
+  step(tables.spec().optimizer, tables.steps() + 1, w, g, state);
+  store_rows(tables, table, rows, w);
+  all_state.index_copy_(0, rows, state);
+}
+
 void update_table(const PackedTables& tables, int64_t table,
                   const std::vector<PooledGradient>& micro_batches) {
   std::vector<at::Tensor> ids, gradients;
@@ -107,16 +124,7 @@ void update_table(const PackedTables& tables, int64_t table,
       gradients.push_back(of_ids * feature.scale.unsqueeze(1));
     }
   }
-  if (ids.empty()) return;
-  const auto [rows, inverse, counts] = at::_unique2(at::cat(ids), true, true);
-  const at::Tensor g =
-      at::zeros({rows.size(0), dim}, at::kFloat).index_add_(0, inverse, at::cat(gradients));
-  at::Tensor all_state = tables.packed_state(table);
-  const at::Tensor all_rows = tables.weight(table);
-  at::Tensor w = all_rows.index_select(0, rows), state = all_state.index_select(0, rows);
-  step(tables.spec().optimizer, tables.steps() + 1, w, g, state);
-  store_rows(tables, table, rows, w);
-  all_state.index_copy_(0, rows, state);
+  update_rows_of(tables, table, ids, gradients);
 }
 
 }  // namespace
@@ -143,6 +151,18 @@ void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batch
   const at::NoGradGuard no_grad;
   for (size_t t = 0; t < tables.spec().tables.size(); ++t)
     update_table(tables, static_cast<int64_t>(t), micro_batches);
+}
+
+void update_single_rows(PackedTables& tables, const std::vector<RowGradients>& parts) {
+  const at::NoGradGuard no_grad;
+  for (size_t t = 0; t < tables.spec().tables.size(); ++t) {
+    std::vector<at::Tensor> ids, gradients;
+    for (const RowGradients& part : parts) {
+      ids.push_back(part.rows[t]);
+      gradients.push_back(part.gradient[t]);
+    }
+    update_rows_of(tables, static_cast<int64_t>(t), ids, gradients);
+  }
 }
 
 }  // namespace dovetail::embedding::composed

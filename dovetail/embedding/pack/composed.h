@@ -13,5 +13,7 @@ void pool(const PackedTables& tables, const Jagged& batch, const at::Tensor& y);
 
 /// Updates rows and state like `update` in lookup.h, but does not increment tables.steps().
 void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batches);
+/// The same for `update_single_rows` in lookup.h.
+void update_single_rows(PackedTables& tables, const std::vector<RowGradients>& parts);
 
 }  // namespace dovetail::embedding::composed

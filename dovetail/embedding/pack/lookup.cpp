@@ -107,9 +107,39 @@ void copy_rows(PoolProblem problem, const Jagged& batch) {
 class Update {
  public:
   Update(const PackedTables& tables, const std::vector<PooledGradient>& parts)
-      : tables_(tables), scalars_(update_scalars(tables.spec().optimizer, tables.steps() + 1)) {
-    for (const PooledGradient& part : parts) add_batch(part);
-    for (size_t t = 0; t < tables.spec().tables.size(); ++t) add_table(static_cast<int64_t>(t));
+      : tables_(tables),
+        scalars_(update_scalars(tables.spec().optimizer, tables.steps() + 1)),
+        batches_(tables.spec().tables.size()) {
+    std::vector<MicroBatch> all;
+    all.reserve(parts.size());
+    for (const PooledGradient& part : parts) all.push_back(batch_of(part));
+    for (size_t t = 0; t < batches_.size(); ++t) {
+      batches_[t] = all;
+      const auto number = static_cast<int64_t>(t);
+      TableColumns columns{.features = tables.features_of(number),
+                           .columns = {},
+                           .mean = tables.spec().tables[t].pooling == Pooling::kMean,
+                           .unpooled = tables.unpooled()};
+      for (const int64_t f : columns.features)
+        columns.columns.push_back(tables.features()[static_cast<size_t>(f)].column);
+      add_table(number, std::move(columns));
+    }
+  }
+
+  /// Each row is the bag of a sample.
+  Update(const PackedTables& tables, const std::vector<RowGradients>& parts)
+      : tables_(tables),
+        scalars_(update_scalars(tables.spec().optimizer, tables.steps() + 1)),
+        batches_(tables.spec().tables.size()) {
+    int64_t most = 0;
+    for (const RowGradients& part : parts)
+      for (const at::Tensor& rows : part.rows) most = std::max(most, rows.numel());
+    one_each_ = at::arange(most + 1, at::kLong);
+    for (size_t t = 0; t < batches_.size(); ++t) {
+      for (const RowGradients& part : parts) batches_[t].push_back(batch_of(part, t));
+      add_table(static_cast<int64_t>(t),
+                {.features = {0}, .columns = {0}, .mean = false, .unpooled = true});
+    }
   }
 
   void run() {
@@ -170,31 +200,35 @@ class Update {
     });
   }
 
-  void add_batch(const PooledGradient& part) {
+  MicroBatch batch_of(const PooledGradient& part) {
     gradients_.push_back(part.gradient.stride(1) == 1 ? part.gradient : part.gradient.contiguous());
-    batches_.push_back({.values = part.batch.values.const_data_ptr<int64_t>(),
-                        .offsets = part.batch.offsets.const_data_ptr<int64_t>(),
-                        .weights = ops::data_or_null(part.batch.weights),
-                        .samples = part.batch.samples,
-                        .gradient = gradients_.back().const_data_ptr<float>(),
-                        .gradient_stride = gradients_.back().stride(0)});
+    return {.values = part.batch.values.const_data_ptr<int64_t>(),
+            .offsets = part.batch.offsets.const_data_ptr<int64_t>(),
+            .weights = ops::data_or_null(part.batch.weights),
+            .samples = part.batch.samples,
+            .gradient = gradients_.back().const_data_ptr<float>(),
+            .gradient_stride = gradients_.back().stride(0)};
   }
 
-  void add_table(int64_t t) {
+  MicroBatch batch_of(const RowGradients& part, size_t table) {
+    gradients_.push_back(part.gradient[table].contiguous());
+    return {.values = part.rows[table].const_data_ptr<int64_t>(),
+            .offsets = one_each_.const_data_ptr<int64_t>(),
+            .weights = nullptr,
+            .samples = part.rows[table].numel(),
+            .gradient = gradients_.back().const_data_ptr<float>(),
+            .gradient_stride = gradients_.back().stride(0)};
+  }
+
+  void add_table(int64_t t, TableColumns columns) {
     const TableSpec& spec = tables_.spec().tables[static_cast<size_t>(t)];
-    TableColumns columns{.features = tables_.features_of(t),
-                         .columns = {},
-                         .mean = spec.pooling == Pooling::kMean,
-                         .unpooled = tables_.unpooled()};
-    for (const int64_t f : columns.features)
-      columns.columns.push_back(tables_.features()[static_cast<size_t>(f)].column);
     columns_.push_back(std::move(columns));
     rows_.push_back(tables_.row_data(t));
     rounding_.push_back(tables_.rounding(t));
     state_.push_back(tables_.packed_state(t).mutable_data_ptr<float>());
     row_bits_.push_back(std::bit_width(static_cast<uint64_t>(spec.rows - 1)));
     int64_t count = 0;
-    for (const MicroBatch& batch : batches_)
+    for (const MicroBatch& batch : batches_[static_cast<size_t>(t)])
       count += count_occurrences(columns_.back(), batch, batch.samples);
     user_check(count < int64_t{1} << 32,
                "embedding: table \"{}\" has {} ids in one update, but 2^32 - 1 are the most",
@@ -217,8 +251,9 @@ class Update {
                               .ranged = std::make_unique_for_overwrite<uint64_t[]>(n),
                               .occurrences = std::make_unique_for_overwrite<Occurrence[]>(n)});
     int64_t first = 0;
-    for (size_t m = 0; m < batches_.size(); ++m) {
-      const MicroBatch& batch = batches_[m];
+    const std::vector<MicroBatch>& batches = batches_[static_cast<size_t>(t)];
+    for (size_t m = 0; m < batches.size(); ++m) {
+      const MicroBatch& batch = batches[m];
       const int64_t ids = std::max<int64_t>(1, count_occurrences(columns, batch, batch.samples));
       const int64_t grain = std::max<int64_t>(1, batch.samples * kListed / ids);
       for (int64_t begin = 0; begin < batch.samples; begin += grain) {
@@ -234,8 +269,9 @@ class Update {
   void list(Listing& listing) const {
     const Distribution& to = distributions_[static_cast<size_t>(listing.distribution)];
     uint64_t* keys = to.listed.get() + listing.first;
-    list_occurrences(columns_[static_cast<size_t>(to.table)], batches_[listing.batch],
-                     listing.begin, listing.end, static_cast<uint64_t>(listing.first), keys,
+    const auto t = static_cast<size_t>(to.table);
+    list_occurrences(columns_[t], batches_[t][listing.batch], listing.begin, listing.end,
+                     static_cast<uint64_t>(listing.first), keys,
                      to.occurrences.get() + listing.first);
     for (int64_t i = 0; i < listing.count; ++i) ++listing.in_range[row_of(keys[i]) >> to.shift];
   }
@@ -276,7 +312,7 @@ class Update {
     thread_local std::vector<Occurrence> occurrences(kWholeTable);
     const TableColumns& columns = columns_[static_cast<size_t>(piece.table)];
     uint64_t first = 0;
-    for (const MicroBatch& batch : batches_) {
+    for (const MicroBatch& batch : batches_[static_cast<size_t>(piece.table)]) {
       list_occurrences(columns, batch, 0, batch.samples, first, keys.data() + first,
                        occurrences.data() + first);
       first += static_cast<uint64_t>(count_occurrences(columns, batch, batch.samples));
@@ -305,8 +341,9 @@ class Update {
   const PackedTables& tables_;
   const UpdateScalars scalars_;
   std::vector<at::Tensor> gradients_;
-  std::vector<MicroBatch> batches_;
-  std::vector<TableColumns> columns_;  // this and all below: one for each table
+  at::Tensor one_each_;                           // offsets of bags with one id each
+  std::vector<std::vector<MicroBatch>> batches_;  // this and all below: one for each table
+  std::vector<TableColumns> columns_;
   std::vector<char*> rows_;
   std::vector<RowRounding> rounding_;
   std::vector<float*> state_;
@@ -367,6 +404,42 @@ void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batch
     Update(tables, micro_batches).run();
   } else {
     composed::update(tables, micro_batches);
+  }
+  tables.set_steps(tables.steps() + 1);
+}
+
+at::Tensor gather_rows(const PackedTables& tables, int64_t table, const at::Tensor& rows) {
+  DOVETAIL_CHECK(tables.device().is_cpu(), "single rows of tables on {}", tables.device().str());
+  if (!kernels_on(tables)) return tables.weight(table).index_select(0, rows);
+  const TraceSpan span("dovetail::embedding_rows");
+  const int64_t count = rows.numel(), dim = tables.spec().tables[static_cast<size_t>(table)].dim;
+  at::Tensor y = allocate(count * dim).view({count, dim});
+  const at::Tensor one_each = at::arange(count + 1, at::kLong);
+  const PoolProblem problem{.dtype = tables.spec().row_dtype,
+                            .features = {{.rows = tables.row_data(table),
+                                          .row_bytes = row_bytes(tables.spec().row_dtype, dim),
+                                          .dim = dim,
+                                          .column = 0,
+                                          .mean = false}},
+                            .values = rows.const_data_ptr<int64_t>(),
+                            .offsets = one_each.const_data_ptr<int64_t>(),
+                            .weights = nullptr,
+                            .samples = count,
+                            .y = y.mutable_data_ptr<float>(),
+                            .columns = dim,
+                            .stream = false};
+  parallel_pieces(count, kPoolSamples,
+                  [&](int64_t begin, int64_t end) { pool_samples(problem, 0, begin, end); });
+  return y;
+}
+
+void update_single_rows(PackedTables& tables, const std::vector<RowGradients>& parts) {
+  DOVETAIL_CHECK(tables.device().is_cpu(), "single rows of tables on {}", tables.device().str());
+  const TraceSpan span("dovetail::embedding_update");
+  if (kernels_on(tables)) {
+    Update(tables, parts).run();
+  } else {
+    composed::update_single_rows(tables, parts);
   }
   tables.set_steps(tables.steps() + 1);
 }

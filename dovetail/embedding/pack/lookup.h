@@ -40,4 +40,19 @@ struct PooledGradient {
 void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batches,
             Ids ids = Ids::kUnchecked);
 
+/// Returns rows of one table by themselves, (n, dim) float32. `rows` (n) int64 are row numbers that
+/// the caller has checked. The table must be on the CPU.
+at::Tensor gather_rows(const PackedTables& tables, int64_t table, const at::Tensor& rows);
+
+/// Gradients of single rows, in place of bags. For each table, `rows[t]` (n) int64 are its rows and
+/// `gradient[t]` (n, dim) float32 their gradients. A row may occur more than once.
+struct RowGradients {
+  std::vector<at::Tensor> rows, gradient;
+};
+
+/// Runs one optimizer step like `update`. A row's gradient is the float32 sum over its occurrences,
+/// in the order (part, position). The row numbers have been checked by the caller. The tables must
+/// be on the CPU.
+void update_single_rows(PackedTables& tables, const std::vector<RowGradients>& parts);
+
 }  // namespace dovetail::embedding

@@ -60,7 +60,8 @@ DistributedTables::DistributedTables(PackSpec spec, TablePlacement plan,
                                                               static_cast<double>(bytes[i]) /
                                                               static_cast<double>(all_bytes));
     packs_.push_back(std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(),
-                                                   payloads, of_pack, hashed, changes, device));
+                                                   payloads, of_pack, hashed, changes, device,
+                                                   /*counted=*/tiers.has_value()));
   }
 }
 
@@ -80,7 +81,7 @@ TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch,
              count = static_cast<int64_t>(packs_.size());
   std::vector<Message> messages;
   for (const auto& pack : packs_) {
-    const Jagged own = embedding::features_of(batch, pack->features());
+    Jagged own = embedding::features_of(batch, pack->features());
     TableStep::InPack in;
     in.pooled.resize(static_cast<size_t>(micro_batches));
     in.gradients.resize(static_cast<size_t>(micro_batches));
@@ -88,7 +89,12 @@ TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch,
     if (pack->alone()) {
       in.arrived = {own};
     } else {
-      messages.push_back(pack->write_ids(own));
+      if (pack->transfer() != nullptr) {
+        in.rows = pack->transfer()->write_ids(own, messages.emplace_back());
+        own = in.rows.batch;
+      } else {
+        messages.push_back(pack->write_ids(own));
+      }
       for (int64_t m = 0; m < micro_batches; ++m) in.own.push_back(part_of(own, micro_batch, m));
     }
     step.packs_.push_back(std::move(in));
@@ -113,19 +119,32 @@ TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch,
 void DistributedTables::receive(TableStep& step) {
   for (size_t i = 0; i < packs_.size(); ++i) {
     TableStep::InPack& in = step.packs_[i];
-    if (in.arrived.empty()) in.arrived = packs_[i]->read_ids(in.ids.wait(), in.receive);
+    if (!in.arrived.empty() || !in.ids_of_ranks.empty()) continue;
+    if (const RowTransfer* transfer = packs_[i]->transfer()) {
+      in.ids_of_ranks = transfer->read_ids(in.ids.wait(), in.receive);
+    } else {
+      in.arrived = packs_[i]->read_ids(in.ids.wait(), in.receive);
+    }
   }
 }
 
 void DistributedTables::prefetch(TableStep& step) {
   receive(step);
-  for (size_t i = 0; i < packs_.size(); ++i) packs_[i]->prefetch(step.packs_[i].arrived);
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    std::vector<Jagged> ids = step.packs_[i].arrived;
+    for (const RowTransfer::Received& from : step.packs_[i].ids_of_ranks) ids.push_back(from.ids);
+    packs_[i]->prefetch(ids);
+  }
 }
 
 void DistributedTables::begin(TableStep& step, bool training) {
   receive(step);
   for (size_t i = 0; i < packs_.size(); ++i) {
     TableStep::InPack& in = step.packs_[i];
+    if (packs_[i]->transfer() != nullptr) {
+      packs_[i]->begin(in.ids_of_ranks, training);
+      continue;
+    }
     packs_[i]->begin(in.arrived, training);
     in.received.resize(static_cast<size_t>(step.micro_batches_));
     for (int64_t m = 0; m < step.micro_batches_; ++m)
@@ -144,13 +163,28 @@ void DistributedTables::gather(TableStep& step, int64_t micro_batch) {
   for (int64_t g = 0; g < plan_.groups; ++g) gather_group(step, micro_batch, g);
 }
 
+void DistributedTables::gather_single_rows(TableStep::InPack& in, const ShardedPack& pack) const {
+  const RowTransfer& transfer = *pack.transfer();
+  const RowTransfer::Gather gather = [&](int64_t table, const at::Tensor& rows) {
+    return pack.gather(table, rows);
+  };
+  if (!pack.exchanges_pooled())
+    return transfer.take_rows(in.ids_of_ranks[static_cast<size_t>(group_->rank())], gather,
+                              in.rows);
+  const Message message = transfer.write_rows(in.ids_of_ranks, gather);
+  in.pooled.front() = comm::Exchange(group_, {message.counts, transfer.row_elements(in.rows)})
+                          .start(message.elements);
+}
+
 void DistributedTables::gather_group(TableStep& step, int64_t micro_batch, int64_t group) {
   const auto m = static_cast<size_t>(micro_batch);
   std::vector<std::pair<size_t, Message>> messages;
   for (size_t i = 0; i < packs_.size(); ++i) {
     if (plan_.packs[i].group != group) continue;
-    const TableStep::InPack& in = step.packs_[i];
-    if (packs_[i]->alone()) {
+    TableStep::InPack& in = step.packs_[i];
+    if (packs_[i]->transfer() != nullptr) {
+      if (m == 0) gather_single_rows(in, *packs_[i]);
+    } else if (packs_[i]->alone()) {
       packs_[i]->pool_batch(in.received[m].front(), step.pooled_[m]);
     } else if (packs_[i]->exchanges_pooled()) {
       messages.emplace_back(i, packs_[i]->pool_received(in.received[m]));
@@ -168,8 +202,13 @@ at::Tensor DistributedTables::wait(TableStep& step, int64_t micro_batch) {
   const TraceSpan span("dovetail::embedding_stitch");
   const auto m = static_cast<size_t>(micro_batch);
   for (size_t i = 0; i < packs_.size(); ++i) {
-    if (!packs_[i]->exchanges_pooled()) continue;
     TableStep::InPack& in = step.packs_[i];
+    if (const RowTransfer* transfer = packs_[i]->transfer()) {
+      if (!in.rows.tables) transfer->receive_rows(in.pooled.front().wait(), in.rows);
+      pool_into(*in.rows.tables, in.own[m], step.pooled_[m], Ids::kChecked);
+      continue;
+    }
+    if (!packs_[i]->exchanges_pooled()) continue;
     packs_[i]->add_pooled(in.pooled[m].wait(), in.own[m], step.pooled_[m]);
   }
   return std::move(step.pooled_[m]);
@@ -185,6 +224,15 @@ void DistributedTables::add_gradient(TableStep& step, int64_t micro_batch,
       in.of_ranks.front().push_back({.batch = in.received[m].front(), .gradient = gradient});
       continue;
     }
+    if (const RowTransfer* transfer = packs_[i]->transfer()) {
+      in.own_gradients.push_back({.batch = in.own[m], .gradient = gradient});
+      if (micro_batch + 1 < step.micro_batches_) continue;
+      const Message message = transfer->write_gradients(in.rows, in.own_gradients);
+      in.gradients[m] =
+          comm::Exchange(group_, {message.counts, transfer->gradient_elements(in.ids_of_ranks)})
+              .start(message.elements);
+      continue;
+    }
     const Message message = packs_[i]->write_gradient(in.own[m], gradient);
     in.gradients[m] =
         comm::Exchange(group_, {message.counts, packs_[i]->gradient_counts(in.received[m])})
@@ -195,7 +243,7 @@ void DistributedTables::add_gradient(TableStep& step, int64_t micro_batch,
 void DistributedTables::update(TableStep& step) {
   for (size_t m = 0; m < static_cast<size_t>(step.micro_batches_); ++m) {
     for (size_t i = 0; i < packs_.size(); ++i) {
-      if (packs_[i]->alone()) continue;
+      if (packs_[i]->alone() || packs_[i]->transfer() != nullptr) continue;
       TableStep::InPack& in = step.packs_[i];
       std::vector<PooledGradient> gradients =
           packs_[i]->read_gradients(in.gradients[m].value().wait(), in.received[m]);
@@ -204,11 +252,21 @@ void DistributedTables::update(TableStep& step) {
     }
   }
   for (size_t i = 0; i < packs_.size(); ++i) {
+    TableStep::InPack& in = step.packs_[i];
+    if (const RowTransfer* transfer = packs_[i]->transfer()) {
+      update_single_rows(
+          packs_[i]->tables(),
+          transfer->read_gradients(in.gradients.back().value().wait(), in.ids_of_ranks));
+      std::vector<Jagged> ids;
+      for (const RowTransfer::Received& from : in.ids_of_ranks) ids.push_back(from.ids);
+      packs_[i]->mark_changed(ids);
+      continue;
+    }
     std::vector<PooledGradient> in_order;
-    for (std::vector<PooledGradient>& of_rank : step.packs_[i].of_ranks)
+    for (std::vector<PooledGradient>& of_rank : in.of_ranks)
       for (PooledGradient& part : of_rank) in_order.push_back(std::move(part));
     embedding::update(packs_[i]->tables(), in_order, Ids::kChecked);
-    packs_[i]->mark_changed(step.packs_[i].arrived);
+    packs_[i]->mark_changed(in.arrived);
   }
   end(step);
 }

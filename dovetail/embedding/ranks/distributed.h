@@ -26,7 +26,9 @@ class TableStep {
   friend class DistributedTables;
   /// State of one pack (PlacedPack in table_placement.h).
   struct InPack {
-    std::vector<Jagged> own;       ///< this rank's samples, one Jagged for each micro-batch
+    /// This rank's samples, one Jagged for each micro-batch. With Transfer::kRows, ids are numbers
+    /// of rows in `rows`.
+    std::vector<Jagged> own;
     std::vector<int64_t> receive;  ///< number of words (of ids) that each rank sends to this rank
     comm::Exchange::Pending ids;   ///< exchange of ids, until they have arrived
     /// Received ids, one Jagged for each rank, on the CPU. After `begin` they are row numbers on
@@ -40,6 +42,11 @@ class TableStep {
     std::vector<std::optional<comm::Exchange::Pending>> gradients;
     /// of_ranks[r]: gradients from rank r, one for each micro-batch.
     std::vector<std::vector<PooledGradient>> of_ranks;
+    /// With Transfer::kRows, these replace `arrived`, `received` and `of_ranks`. Rows are exchanged
+    /// in the first micro-batch, gradients in the last.
+    RowTransfer::Step rows;
+    std::vector<RowTransfer::Received> ids_of_ranks;
+    std::vector<PooledGradient> own_gradients;
   };
   // samples_: this rank's samples in the step. micro_batch_: samples of one micro-batch.
   int64_t samples_ = 0, micro_batch_ = 1, micro_batches_ = 1;
@@ -79,9 +86,14 @@ struct TableRows {
 /// All ranks make the same calls in the same order, even ranks without samples. An update merges
 /// the gradients of all micro-batches of all ranks in the order (rank, micro-batch). If rank r has
 /// the r-th part of the whole batch, this is the batch's sample order. So the gradient sum of a row
-/// has the same bits as on one rank. Compared with one rank, rounding differs in only two places:
-/// - in row-wise tables, where a pooled row is the sum of one partial sum per rank,
+/// has the same bits as on one rank. Compared with one rank, rounding differs in only three places:
+/// - in row-wise tables with Transfer::kBags, where a pooled row is the sum of one partial sum per
+///   rank,
+/// - in tables with Transfer::kRows, where a row's gradient is the sum of one sum per rank,
 /// - in the dense part of the model, where sums over samples are grouped by rank.
+///
+/// In tables with Transfer::kRows, all rows of a step arrive before its first micro-batch. Their
+/// gradients leave after the last one.
 ///
 /// With one rank, no messages are sent.
 class DistributedTables {
@@ -203,6 +215,8 @@ class DistributedTables {
 
  private:
   void receive(TableStep& step);
+  /// Reads the rows of all micro-batches for all ranks, and starts to send them.
+  void gather_single_rows(TableStep::InPack& in, const ShardedPack& pack) const;
   void gather_group(TableStep& step, int64_t micro_batch, int64_t group);
   void end(TableStep& step);
   ShardedPack& pack_of(int64_t table) { return *packs_[pack_of_[static_cast<size_t>(table)]]; }

@@ -30,19 +30,13 @@ PackSpec rank_spec(const PackSpec& spec, const TablePlacement& plan, const Place
   return local;
 }
 
-int64_t elements_of_row(comm::Payload payload, int64_t columns) {
-  return payload == comm::Payload::kMXFP8 ? row_bytes(payload, columns, at::kFloat) : columns;
-}
-
-/// Decodes message elements to rows of `columns` float32.
-at::Tensor decode_rows(const at::Tensor& elements, comm::Payload payload, int64_t samples,
-                       int64_t columns) {
-  return decode(elements.view({samples, elements_of_row(payload, columns)}), payload, columns,
-                at::kFloat);
-}
-
-at::Tensor encode_rows(const at::Tensor& rows, comm::Payload payload) {
-  return encode(rows, payload).view(-1);
+/// Returns the batch with each id as often as it occurs.
+Jagged repeated(const Jagged& batch, const at::Tensor& occurrences) {
+  Jagged found = batch;
+  found.values = at::repeat_interleave(batch.values, occurrences);
+  const at::Tensor ends = at::cat({at::zeros({1}, at::kLong), at::cumsum(occurrences, 0)});
+  found.offsets = ends.index_select(0, batch.offsets);
+  return found;
 }
 
 /// Returns the options for one rank. With row-wise sharding, it has 1/n of the keys and gets 1/n of
@@ -75,7 +69,7 @@ std::vector<TableMemory> least_memory(const PackSpec& spec, const TablePlacement
 ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                          int64_t rank, const comm::Payloads& payloads,
                          const std::optional<TierOptions>& tiers, const HashedOptions& hashed,
-                         Changes changes, at::Device device)
+                         Changes changes, at::Device device, bool counted)
     : sharding_(pack.sharding),
       ranks_(plan.ranks),
       rank_(rank),
@@ -83,6 +77,10 @@ ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const
       features_(embedding::features_of(spec, pack)) {
   DOVETAIL_CHECK(device.is_cpu() || (!pack.hashed && !tiers), "tiers or hashed tables on {}",
                  device.str());
+  user_check(device.is_cpu() || pack.transfer == Transfer::kBags,
+             "embedding: tables on {} send pooled rows; single rows (transfer = \"rows\") are sent "
+             "by tables on the CPU. Use \"bags\"",
+             device.str());
   const PackSpec own = rank_spec(spec, plan, pack, rank);
   int64_t bytes_of_marks = 0;
   const auto mark_in = [&](std::vector<ChangedRows>& marks) {
@@ -116,6 +114,8 @@ ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const
     if (sharding_ != Sharding::kTableWise || plan.tables[static_cast<size_t>(t)].rank == rank)
       whole_tables_.push_back(t);
   if (alone()) return;
+  if (pack.transfer == Transfer::kRows)
+    transfer_.emplace(spec, plan, pack, rank, payloads, pack.hashed || counted);
   for (int64_t r = 0; r < ranks_; ++r) parts_.push_back(make_part(spec, plan, pack, r));
 }
 
@@ -196,6 +196,28 @@ void ShardedPack::begin(std::vector<Jagged>& received, bool training) {
   }
 }
 
+void ShardedPack::begin(std::vector<RowTransfer::Received>& received, bool training) {
+  std::vector<Jagged> batches;
+  batches.reserve(received.size());
+  for (const RowTransfer::Received& from : received)
+    batches.push_back(training && from.occurrences.defined() ? repeated(from.ids, from.occurrences)
+                                                             : from.ids);
+  begin(batches, training);
+  for (size_t r = 0; r < received.size(); ++r) {
+    RowTransfer::Received& from = received[r];
+    from.ids.values = batches[r].values;
+    if (training && from.occurrences.defined())
+      from.ids.values = batches[r].values.index_select(
+          0, at::cumsum(from.occurrences, 0) - from.occurrences);  // first copy of each id
+  }
+}
+
+at::Tensor ShardedPack::gather(int64_t local, const at::Tensor& ids) const {
+  if (tiers_ && !training_) return tiers_->look_up(local, ids);
+  if (hashed_ && !training_) return hashed_->look_up(local, ids);
+  return gather_rows(tables(), local, ids);
+}
+
 void ShardedPack::prefetch(const std::vector<Jagged>& received) const {
   if (tiers_) tiers_->prefetch(side_by_side(received));
   if (hashed_) hashed_->prefetch(side_by_side(received));
@@ -251,18 +273,6 @@ void ShardedPack::each_destination(int64_t feature, int64_t id, const Emit& emit
   }
 }
 
-void ShardedPack::write_id(int64_t id, int32_t* words) const {
-  words[0] = std::bit_cast<int32_t>(static_cast<uint32_t>(id));
-  if (id_words_ > 1)
-    words[1] = std::bit_cast<int32_t>(static_cast<uint32_t>(static_cast<uint64_t>(id) >> 32));
-}
-
-int64_t ShardedPack::read_id(const int32_t* words) const {
-  const auto low = static_cast<uint64_t>(std::bit_cast<uint32_t>(words[0]));
-  if (id_words_ == 1) return static_cast<int64_t>(low);
-  return static_cast<int64_t>(low | static_cast<uint64_t>(std::bit_cast<uint32_t>(words[1])) << 32);
-}
-
 Message ShardedPack::write_ids(const Jagged& batch) const {
   const auto ranks = static_cast<size_t>(ranks_);
   const int64_t* values = batch.values.const_data_ptr<int64_t>();
@@ -314,7 +324,7 @@ Message ShardedPack::write_ids(const Jagged& batch) const {
             ++words[lengths_at[size_t(f)][size_t(r)] + b];
             const int64_t number = ids_at[size_t(f)][size_t(r)]++;
             int32_t* ids = words + ids_begin[size_t(r)];
-            write_id(row, ids + id_words_ * number);
+            write_id(row, id_words_, ids + id_words_ * number);
             if (weights)
               ids[id_words_ * ids_of_rank[size_t(r)] + number] = std::bit_cast<int32_t>(weights[i]);
           });
@@ -344,7 +354,7 @@ std::vector<Jagged> ShardedPack::read_ids(const at::Tensor& words,
     std::partial_sum(next + kHeader, next + kHeader + bags, offsets + 1, std::plus<int64_t>());
     const int32_t* rows = next + kHeader + bags;
     auto* values = batch.values.mutable_data_ptr<int64_t>();
-    for (int64_t i = 0; i < ids; ++i) values[i] = read_id(rows + id_words_ * i);
+    for (int64_t i = 0; i < ids; ++i) values[i] = read_id(rows + id_words_ * i, id_words_);
     if (weighted)
       std::transform(rows + id_words_ * ids, rows + (id_words_ + 1) * ids,
                      batch.weights.mutable_data_ptr<float>(),

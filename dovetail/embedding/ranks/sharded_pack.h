@@ -10,17 +10,12 @@
 #include "dovetail/embedding/hashed/hashed.h"
 #include "dovetail/embedding/pack/changed_rows.h"
 #include "dovetail/embedding/pack/lookup.h"
+#include "dovetail/embedding/ranks/message.h"
+#include "dovetail/embedding/ranks/row_transfer.h"
 #include "dovetail/embedding/ranks/table_placement.h"
 #include "dovetail/embedding/tiers/tiered.h"
 
 namespace dovetail::embedding {
-
-/// Messages from this rank to all ranks, in one tensor `elements` (N). The first counts[0] elements
-/// are for rank 0, the next counts[1] for rank 1, and so on.
-struct Message {
-  at::Tensor elements;
-  std::vector<int64_t> counts;
-};
 
 /// Rows of a table, or of a rank's part of a table. `weight`: stored rows, (rows, stored_width) of
 /// stored_type (row_format.h). `state`: optimizer state of these rows, (rows, state_per_row)
@@ -39,9 +34,10 @@ std::vector<TableMemory> least_memory(const PackSpec& spec, const TablePlacement
 /// It also writes and reads the messages between ranks, for lookups and gradients.
 /// DistributedTables sends these messages.
 ///
-/// A rank looks up its own samples. It sends their ids to the ranks that hold the rows, and these
-/// ranks send pooled rows back. Later it sends the gradient of the pooled rows to the same ranks.
-/// The arguments of several functions have the same meaning:
+/// A rank looks up its own samples. With Transfer::kBags, it sends their ids to the ranks that hold
+/// the rows. These ranks send pooled rows back. Later it sends the gradient of the pooled rows to
+/// the same ranks. With Transfer::kRows, the messages are RowTransfer's (`transfer`). The
+/// arguments of several functions have the same meaning:
 /// - `batch`: a batch of this rank's own samples, with the pack's features only.
 /// - `received`: element r is the batch of ids that rank r has sent, on the CPU. After `begin`, its
 ///   ids are rows of tables().
@@ -54,12 +50,15 @@ class ShardedPack {
   /// `tiers`, if set, is for tables that do not fit in memory as a whole. `hashed` is for hashed
   /// tables. The numbers of rows and candidates in `hashed` are limits for whole tables. With
   /// row-wise sharding, each of n ranks gets 1/n of these limits. The rows lie on `device`. A GPU
-  /// has neither tiers nor hashed tables.
+  /// has neither tiers nor hashed tables, nor Transfer::kRows. `counted` is RowTransfer's.
   ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
               int64_t rank, const comm::Payloads& payloads,
               const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {},
-              Changes changes = Changes::kUntracked, at::Device device = at::kCPU);
+              Changes changes = Changes::kUntracked, at::Device device = at::kCPU,
+              bool counted = false);
 
+  /// Returns null with Transfer::kBags, and if there is only one rank.
+  const RowTransfer* transfer() const { return transfer_ ? &*transfer_ : nullptr; }
   /// Returns the features of the pack, as feature numbers in the whole collection.
   const std::vector<int64_t>& features() const { return features_; }
   /// Returns the tables in memory that are looked up and updated. With tiers, this is their fast
@@ -109,6 +108,11 @@ class ShardedPack {
   /// - With tiers or hashed tables but without `training`, neither ids nor tables change.
   /// - With other tables, the ids are row numbers already.
   void begin(std::vector<Jagged>& received, bool training);
+  /// The same for the ids of a RowTransfer. Each id counts with its occurrences.
+  void begin(std::vector<RowTransfer::Received>& received, bool training);
+  /// Returns rows of the table with local number `local`, (n, dim) float32. `ids` (n) int64 are
+  /// prepared by `begin`. Tables on a GPU are not supported.
+  at::Tensor gather(int64_t local, const at::Tensor& ids) const;
   /// Pools one batch that `begin` has prepared, on the device of tables(). y has the columns of
   /// tables(). If alone(), these are all columns of the collection.
   void pool_batch(const Jagged& batch, const at::Tensor& y) const;
@@ -183,8 +187,6 @@ class ShardedPack {
   bool same_for_all() const {
     return sharding_ == Sharding::kRowWise || sharding_ == Sharding::kReplicated;
   }
-  void write_id(int64_t id, int32_t* words) const;
-  int64_t read_id(const int32_t* words) const;
   /// Calls emit(rank, id on that rank) for each rank that holds a part of the id's row.
   template <class Emit>
   void each_destination(int64_t feature, int64_t id, const Emit& emit) const;
@@ -210,6 +212,7 @@ class ShardedPack {
   int64_t id_words_ = 1;     ///< int32 words of an id in a message
   bool training_ = false;    ///< `training` of the current step's `begin`
   std::vector<Part> parts_;  ///< part of each rank; empty with one rank
+  std::optional<RowTransfer> transfer_;
   /// Rows in RowSet::kUpdated, for each of the rank's tables. Empty for hashed tables.
   std::vector<ChangedRows> updated_;
   /// Rows in RowSet::kChanged, for each of the rank's tables. Empty for hashed tables, and if

@@ -21,6 +21,7 @@ namespace dovetail::embedding {
 namespace {
 
 constexpr std::array<std::string_view, 4> kShardings = {"row", "table", "column", "replicated"};
+constexpr std::array<std::string_view, 2> kTransfers = {"bags", "rows"};
 /// Columns are cut at multiples of this number.
 constexpr int64_t kColumnUnit = 4;
 
@@ -232,8 +233,67 @@ void balance_bytes(const PackSpec& spec, const PlacementOptions& options, TableP
   }
 }
 
+/// Expected numbers of one rank's part of a batch, for a table. `bags` counts features times
+/// samples.
+struct TableIds {
+  double features = 0, bags = 0, ids = 0, distinct = 0;
+};
+
+TableIds ids_of(const PackSpec& spec, const PlacementOptions& options, int64_t t) {
+  TableIds found{.distinct = options.measured->distinct[static_cast<size_t>(t)]};
+  for (size_t f = 0; f < spec.feature_table.size(); ++f) {
+    if (spec.feature_table[f] != t) continue;
+    ++found.features;
+    found.bags += options.measured->samples;
+    found.ids += options.measured->samples *
+                 (options.ids_per_sample.empty() ? 1 : options.ids_per_sample[f]);
+  }
+  return found;
+}
+
+/// Sets the bytes that a rank is expected to send to others for a table. They are int32 words of
+/// bag lengths, ids and occurrences, and the elements of rows and gradients.
+void expect_bytes(const PackSpec& spec, const PlacementOptions& options, TablePlacement& plan,
+                  int64_t t) {
+  PlacedTable& placed = plan.tables[static_cast<size_t>(t)];
+  const TableIds of = ids_of(spec, options, t);
+  const auto ranks = static_cast<double>(plan.ranks);
+  const bool whole = placed.sharding == Sharding::kTableWise,
+             by_rows = placed.sharding == Sharding::kRowWise;
+  // Ranks that get a bag's length, an id, and a gradient of a bag or row.
+  const double to = whole ? 1 : ranks, id_to = whole || by_rows ? 1 : ranks;
+  double row = 0, gradient = 0;  // bytes of a row, and of its gradient, to all ranks that have it
+  for (int64_t r = 0; r < plan.ranks; ++r) {
+    if (r > 0 && (whole || by_rows)) break;
+    const int64_t dim = local_table(spec, plan, t, whole ? placed.rank : r).dim;
+    row += static_cast<double>(comm::row_bytes(options.payloads.forward, dim, at::kFloat));
+    gradient += static_cast<double>(comm::row_bytes(options.payloads.backward, dim, at::kFloat));
+  }
+  if (placed.sharding == Sharding::kReplicated) row = 0;
+  constexpr double kWord = sizeof(int32_t);
+  const bool hashed = table_of(spec, t).hashed;
+  const double id_bytes = kWord * (hashed ? 2 : 1) * id_to,
+               occurrence_bytes = hashed ? kWord * id_to : 0;
+  const double to_others = (ranks - 1) / ranks;
+  placed.bags_bytes = to_others * (kWord * of.bags * to + id_bytes * of.ids +
+                                   of.bags * (by_rows ? ranks : 1) * (row + gradient));
+  placed.rows_bytes = to_others * (kWord * of.features * to +
+                                   of.distinct * (id_bytes + occurrence_bytes + row + gradient));
+}
+
+void choose_transfer(const PackSpec& spec, const PlacementOptions& options, TablePlacement& plan) {
+  if (plan.ranks == 1) return;
+  DOVETAIL_CHECK(options.transfer || options.measured, "a transfer is chosen without measured ids");
+  for (size_t t = 0; t < plan.tables.size(); ++t) {
+    PlacedTable& table = plan.tables[t];
+    if (options.measured) expect_bytes(spec, options, plan, static_cast<int64_t>(t));
+    table.transfer = options.transfer.value_or(
+        table.rows_bytes < table.bags_bytes ? Transfer::kRows : Transfer::kBags);
+  }
+}
+
 void pack_tables(const PackSpec& spec, TablePlacement& plan, bool packing) {
-  std::map<std::tuple<Sharding, bool, size_t>, size_t> pack_of;
+  std::map<std::tuple<Sharding, bool, Transfer, size_t>, size_t> pack_of;
   std::vector<size_t> optimizer(plan.tables.size());
   const std::vector<std::vector<int64_t>> alike = tables_by_optimizer(spec);
   for (size_t i = 0; i < alike.size(); ++i)
@@ -241,10 +301,11 @@ void pack_tables(const PackSpec& spec, TablePlacement& plan, bool packing) {
   for (size_t t = 0; t < plan.tables.size(); ++t) {
     const PlacedTable& table = plan.tables[t];
     const bool hashed = spec.tables[t].hashed;
-    const auto [place, fresh] =
-        pack_of.try_emplace({table.sharding, hashed, optimizer[t]}, plan.packs.size());
+    const auto [place, fresh] = pack_of.try_emplace(
+        {table.sharding, hashed, table.transfer, optimizer[t]}, plan.packs.size());
     if (fresh || !packing)
-      plan.packs.push_back({.tables = {}, .sharding = table.sharding, .hashed = hashed});
+      plan.packs.push_back(
+          {.tables = {}, .sharding = table.sharding, .hashed = hashed, .transfer = table.transfer});
     PlacedPack& pack = packing ? plan.packs[place->second] : plan.packs.back();
     pack.tables.push_back(static_cast<int64_t>(t));
     pack.volume += table.volume;
@@ -286,8 +347,9 @@ Loads volumes_of(const PackSpec& spec, const TablePlacement& plan, const PlacedP
 /// Splits a pack into `parts`.
 std::vector<PlacedPack> split(const PackSpec& spec, const TablePlacement& plan,
                               const PlacedPack& pack, int64_t parts) {
-  std::vector<PlacedPack> found(static_cast<size_t>(parts),
-                                {.tables = {}, .sharding = pack.sharding, .hashed = pack.hashed});
+  std::vector<PlacedPack> found(
+      static_cast<size_t>(parts),
+      {.tables = {}, .sharding = pack.sharding, .hashed = pack.hashed, .transfer = pack.transfer});
   std::vector<int64_t> tables = pack.tables;
   const auto volume = [&](int64_t t) { return plan.tables[static_cast<size_t>(t)].volume; };
   std::ranges::stable_sort(tables, std::greater<>(), volume);
@@ -358,6 +420,12 @@ Sharding parse_sharding(std::string_view text) {
   return parse_enum<Sharding>("embedding", "sharding", text, kShardings);
 }
 
+std::string_view name(Transfer transfer) { return kTransfers[static_cast<size_t>(transfer)]; }
+
+Transfer parse_transfer(std::string_view text) {
+  return parse_enum<Transfer>("embedding", "transfer", text, kTransfers);
+}
+
 TablePlacement place_tables(const PackSpec& spec, const PlacementOptions& options) {
   const auto tables = static_cast<int64_t>(spec.tables.size());
   user_check(options.groups >= 1 && options.groups <= std::max<int64_t>(tables, 1),
@@ -372,6 +440,7 @@ TablePlacement place_tables(const PackSpec& spec, const PlacementOptions& option
   if (tables == 0) return plan;
   choose_sharding(spec, options, plan.tables);
   balance_bytes(spec, options, plan);
+  choose_transfer(spec, options, plan);
   pack_tables(spec, plan, options.packing);
   if (options.packing) split_packs(spec, plan);
   group_packs(spec, plan);
@@ -476,12 +545,35 @@ int64_t bytes_on(const PackSpec& spec, const TablePlacement& plan, const PlacedP
   return bytes;
 }
 
+namespace {
+
+/// Returns the sums over a pack's tables: expected bytes with its transfer, and with the other one.
+std::pair<double, double> sent_bytes(const TablePlacement& plan, const PlacedPack& pack) {
+  double bags = 0, rows = 0;
+  for (const int64_t t : pack.tables) {
+    bags += plan.tables[static_cast<size_t>(t)].bags_bytes;
+    rows += plan.tables[static_cast<size_t>(t)].rows_bytes;
+  }
+  return pack.transfer == Transfer::kRows ? std::pair(rows, bags) : std::pair(bags, rows);
+}
+
+std::string transfer_text(const TablePlacement& plan, const PlacedPack& pack) {
+  if (plan.ranks == 1) return "nothing";
+  const auto [sent, otherwise] = sent_bytes(plan, pack);
+  if (sent == 0) return std::string(name(pack.transfer));
+  const Transfer other = pack.transfer == Transfer::kRows ? Transfer::kBags : Transfer::kRows;
+  return fmt::format("{} {:.2f} MB ({} {:.2f})", name(pack.transfer), 1e-6 * sent, name(other),
+                     1e-6 * otherwise);
+}
+
+}  // namespace
+
 std::string print(const PackSpec& spec, const TablePlacement& plan) {
   double volume = 0;
   for (const PlacedPack& pack : plan.packs) volume += pack.volume;
-  std::string text =
-      fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:<22} {:>7}  {}\n", "pack", "group", "sharding",
-                  "tables", "features", "optimizer", "volume", "MB on each rank");
+  std::string text = fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:<22} {:<26} {:>7}  {}\n",
+                                 "pack", "group", "sharding", "tables", "features", "optimizer",
+                                 "sent in a step", "volume", "MB on each rank");
   for (size_t i = 0; i < plan.packs.size(); ++i) {
     const PlacedPack& pack = plan.packs[i];
     std::vector<std::string> megabytes;
@@ -489,11 +581,11 @@ std::string print(const PackSpec& spec, const TablePlacement& plan) {
       megabytes.push_back(
           fmt::format("{:.1f}", 1e-6 * static_cast<double>(bytes_on(spec, plan, pack, r))));
     const OptimizerSpec& optimizer = optimizer_of(spec, pack.tables.front());
-    text += fmt::format("{:>4} {:>5}  {:<10} {:>7} {:>9} {:<22} {:>5.1f} %  {}\n", i, pack.group,
-                        plan.ranks == 1 ? "local" : name(pack.sharding), pack.tables.size(),
-                        features_of(spec, pack).size(),
-                        fmt::format("{} {}", name(optimizer.kind), optimizer.lr),
-                        100 * pack.volume / volume, fmt::join(megabytes, " "));
+    text += fmt::format(
+        "{:>4} {:>5}  {:<10} {:>7} {:>9} {:<22} {:<26} {:>5.1f} %  {}\n", i, pack.group,
+        plan.ranks == 1 ? "local" : name(pack.sharding), pack.tables.size(),
+        features_of(spec, pack).size(), fmt::format("{} {}", name(optimizer.kind), optimizer.lr),
+        transfer_text(plan, pack), 100 * pack.volume / volume, fmt::join(megabytes, " "));
   }
   return text;
 }
@@ -508,6 +600,9 @@ nlohmann::ordered_json to_json(const PackSpec& spec, const TablePlacement& plan)
                                       {"dim", table_of(spec, t).dim},
                                       {"volume", plan.tables[static_cast<size_t>(t)].volume}};
       if (pack.hashed) table["hashed"] = true;
+      if (plan.tables[static_cast<size_t>(t)].bags_bytes > 0)
+        table["step_bytes"] = {{"bags", plan.tables[static_cast<size_t>(t)].bags_bytes},
+                               {"rows", plan.tables[static_cast<size_t>(t)].rows_bytes}};
       if (pack.sharding == Sharding::kTableWise)
         table["rank"] = plan.tables[static_cast<size_t>(t)].rank;
       tables.push_back(std::move(table));
@@ -515,6 +610,7 @@ nlohmann::ordered_json to_json(const PackSpec& spec, const TablePlacement& plan)
     std::vector<int64_t> bytes;
     for (int64_t r = 0; r < plan.ranks; ++r) bytes.push_back(bytes_on(spec, plan, pack, r));
     packs.push_back({{"sharding", name(pack.sharding)},
+                     {"transfer", name(pack.transfer)},
                      {"group", pack.group},
                      {"optimizer", to_json(optimizer_of(spec, pack.tables.front()))},
                      {"volume", pack.volume},

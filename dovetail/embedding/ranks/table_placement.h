@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dovetail/comm/all_to_all.h"
 #include "dovetail/embedding/pack/table.h"
 
 namespace dovetail::embedding {
@@ -27,6 +28,27 @@ std::string_view name(Sharding sharding);
 /// Inverse of name(). Throws UserError for another name, listing the valid names.
 Sharding parse_sharding(std::string_view text);
 
+/// Rows of a table that ranks send each other in a step.
+///   kBags  One pooled row for each bag. The rank with the table's rows pools them. A bag of any
+///   size
+///          costs the same, also an empty one. In backward, it gets the gradient of each pooled
+///          row.
+///   kRows  Each distinct row of a rank's samples once. This rank pools them. In backward, it sums
+///          the gradients of a row and sends one sum. So the bytes do not depend on empty bags and
+///          repeated ids.
+enum class Transfer { kBags, kRows };
+
+/// Returns "bags" or "rows".
+std::string_view name(Transfer transfer);
+/// Inverse of name(). Throws UserError for another name, listing the valid names.
+Transfer parse_transfer(std::string_view text);
+
+/// Ids of a batch, as measured. They are the means over ranks of one rank's part of the batch.
+struct MeasuredIds {
+  double samples = 0;
+  std::vector<double> distinct;  ///< number of distinct ids of each table
+};
+
 /// Place of one table.
 struct PlacedTable {
   Sharding sharding = Sharding::kReplicated;
@@ -34,6 +56,11 @@ struct PlacedTable {
   /// Expected number of floats that one sample reads from the table: dim times the expected number
   /// of the sample's ids.
   double volume = 1;
+  Transfer transfer = Transfer::kBags;
+  /// Bytes that a rank is expected to send to the others in a step, with each Transfer: the mean
+  /// over ranks. Headers of messages and the occurrences that tiers count are left out. Both are 0
+  /// without measured ids.
+  double bags_bytes = 0, rows_bytes = 0;
 };
 
 /// Pack: tables with one lookup operation, one exchange between ranks and one optimizer for all of
@@ -42,7 +69,8 @@ struct PlacedPack {
   std::vector<int64_t> tables;  ///< table numbers in the collection, ascending
   Sharding sharding = Sharding::kReplicated;
   bool hashed = false;  ///< true: all its tables are hashed; false: none is
-  double volume = 0;    ///< sum of its tables' volumes
+  Transfer transfer = Transfer::kBags;
+  double volume = 0;  ///< sum of its tables' volumes
   /// Number of the pack's group. While the packs of one group are looked up, the pooled rows of the
   /// previous group are sent between ranks.
   int64_t group = 0;
@@ -67,9 +95,13 @@ struct PlacementOptions {
   bool packing = true;     ///< false: every pack has only one table
   int64_t groups = 1;      ///< number of groups, at most the number of tables
   std::vector<double> ids_per_sample = {};  ///< expected ids of each feature; empty: 1 each
+  /// Transfer of all tables; nullopt: place_tables chooses one for each table, from `measured`.
+  std::optional<Transfer> transfer = Transfer::kBags;
+  std::optional<MeasuredIds> measured = {};
+  comm::Payloads payloads = {};  ///< number formats of the transfers
 };
 
-/// Makes a plan for n ranks in four passes. Each pass is a function of the plan before it.
+/// Makes a plan for n ranks in five passes. Each pass is a function of the plan before it.
 ///
 /// Pass 1, sharding. On one rank, every table is whole. Otherwise tables with a sharding in the
 /// options get it. For each other table, the first
@@ -93,18 +125,22 @@ struct PlacementOptions {
 /// uneven columns is cut by rows. Replication is never chosen: it would send n / 2 times the bytes
 /// for a whole table, and every rank would make every update.
 ///
-/// Pass 2, packing. Tables form one pack if they share the sharding, and the optimizer with its
-/// numbers. A pack has only hashed tables, or none. All tables have one row format. A pack may mix
-/// sums, means and dimensions. Without `options.packing`, every table is its own pack, and pass 3
-/// is skipped.
+/// Pass 2, transfer. Tables get the Transfer of the options. Without one, each table gets the one
+/// with fewer expected bytes. The choice depends on no other table. So results do not depend on
+/// packing and groups.
 ///
-/// Pass 3, splitting. A pack with one table cannot be split. The tables of a pack are dealt to its
+/// Pass 3, packing. Tables form one pack if they share sharding and transfer, and the optimizer
+/// with its numbers. A pack has only hashed tables, or none. All tables have one row format. A pack
+/// may mix sums, means and dimensions. Without `options.packing`, every table is its own pack, and
+/// pass 4 is skipped.
+///
+/// Pass 4, splitting. A pack with one table cannot be split. The tables of a pack are dealt to its
 /// parts in order of falling volume. Each one goes to the part that then has the least volume on a
 /// rank. So the parts are balanced within each rank.
 /// - First, a pack whose volume exceeds the mean over packs is split into parts of about the mean.
 /// - Then, while there are fewer packs than groups, the pack with the largest volume is halved.
 ///
-/// Pass 4, grouping. The packs are put into groups in order of falling volume, by the same rule as
+/// Pass 5, grouping. The packs are put into groups in order of falling volume, by the same rule as
 /// tables into parts.
 ///
 /// Throws UserError if a rank needs more than `rank_bytes`. Throws UserError for Pooling::kNone,
@@ -143,8 +179,9 @@ int64_t bytes_on(const PackSpec& spec, const TablePlacement& plan, const PlacedP
                  int64_t rank);
 
 /// Formats a plan for the terminal, one line for each pack. A line has group, sharding, numbers of
-/// tables and features, optimizer and learning rate. It ends with the pack's percentage of the
-/// total volume and its megabytes on each rank.
+/// tables and features, optimizer and learning rate. The transfer follows. Measured ids
+/// add the expected megabytes that a rank sends in a step, with both transfers. A line ends with
+/// the pack's percentage of the total volume and its megabytes on each rank.
 std::string print(const PackSpec& spec, const TablePlacement& plan);
 /// Returns the plan as JSON, with its packs and their tables.
 nlohmann::ordered_json to_json(const PackSpec& spec, const TablePlacement& plan);

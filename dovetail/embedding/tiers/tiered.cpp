@@ -368,6 +368,20 @@ std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, const at::Te
   return {stored, state};
 }
 
+at::Tensor TieredTables::look_up(int64_t table, const at::Tensor& rows) const {
+  const int64_t count = rows.numel();
+  const TableSpec& spec = spec_.tables[static_cast<size_t>(table)];
+  at::Tensor found = at::empty({count, spec.dim}, at::kFloat);
+  if (count == 0) return found;
+  const auto [ascending, order] = at::sort(rows);
+  const PackedTables stored({.tables = {{.name = spec.name, .rows = count, .dim = spec.dim}},
+                             .feature_table = {},
+                             .optimizer = {},
+                             .row_dtype = spec_.row_dtype},
+                            {this->rows(table, ascending).first});
+  return found.index_copy_(0, order, stored.weight(0));
+}
+
 void TieredTables::set_rows(int64_t table, int64_t begin, const at::Tensor& stored,
                             const at::Tensor& state) {
   Table& to = checked(table, begin, stored.dim() == 2 ? stored.size(0) : 0);

@@ -146,6 +146,9 @@ class TieredTables {
   /// Reads the rows with the numbers `rows`, (count) int64 ascending, and their state. The result
   /// has the same form as above.
   std::pair<at::Tensor, at::Tensor> rows(int64_t table, const at::Tensor& rows) const;
+  /// Returns rows of a table by their distinct numbers (n) int64, as float32 (n, dim). Leaves no
+  /// trace.
+  at::Tensor look_up(int64_t table, const at::Tensor& rows) const;
   /// Returns the number of the table's row in a slot of fast(). In a step, this includes slots of
   /// the staging area.
   int64_t row_in(int64_t table, int64_t slot) const {

@@ -315,6 +315,9 @@ struct EmbeddingSection {
   int64_t rank_bytes = 0;
   /// Format in which ranks exchange pooled rows and their gradients: fp32 | bf16 | mxfp8.
   std::string exchange = "fp32";
+  /// auto | bags | rows: rows that ranks exchange, pooled or each distinct one once
+  /// (embedding/ranks/table_placement.h).
+  std::string transfer = "auto";
   bool packing = true;  ///< look up tables with the same layout as one table
   /// Number of groups into which the tables are divided. One group is looked up while ranks
   /// exchange the rows of the previous group. Results do not depend on this number.

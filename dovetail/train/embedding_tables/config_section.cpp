@@ -178,6 +178,12 @@ void EmbeddingSection::describe(Section& s) {
       .range(0, 1e15);
   s.value("exchange", exchange, "Format in which ranks exchange pooled rows and their gradients")
       .choices({"fp32", "bf16", "mxfp8"});
+  s.value(
+       "transfer", transfer,
+       "Rows that ranks exchange in a step. bags: a pooled row for each bag. rows: each distinct "
+       "row of a rank's samples once, and one summed gradient for it. auto: for each table the "
+       "one with fewer bytes, from the ids of the first batch")
+      .choices({"auto", "bags", "rows"});
   s.value("packing", packing,
           "Look up tables with the same layout as one table. Results do not depend on it");
   s.value("groups", groups,

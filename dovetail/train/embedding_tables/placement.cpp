@@ -42,6 +42,11 @@ std::vector<const EmbeddingPlacement*> entries_of(const EmbeddingSection& config
 embedding::PlacementOptions placement_options(const EmbeddingSection& config,
                                               const embedding::PackSpec& pack) {
   embedding::PlacementOptions options{.rank_bytes = config.rank_bytes, .packing = config.packing};
+  const comm::Payload payload = comm::parse_payload(config.exchange);
+  options.payloads = {.forward = payload, .backward = payload};
+  options.transfer = config.transfer == "auto"
+                         ? std::nullopt
+                         : std::optional(embedding::parse_transfer(config.transfer));
   if (config.sharding != "auto") options.sharding = embedding::parse_sharding(config.sharding);
   const std::vector<const EmbeddingPlacement*> entries = entries_of(config, pack);
   for (const EmbeddingPlacement* entry : entries) {

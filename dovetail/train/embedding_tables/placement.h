@@ -9,9 +9,9 @@
 namespace dovetail::train {
 
 /// Returns the options of embedding::place_tables that [embedding] gives for the tables of `pack`.
-/// The options are sharding, sharding of single tables, bytes of a rank and packing. Throws
-/// UserError for an entry of embedding.placement that names no table. Also throws it for an entry
-/// whose tables later entries name too.
+/// The options are sharding, sharding of single tables, bytes of a rank, transfer and packing.
+/// Throws UserError for an entry of embedding.placement that names no table. Also throws it for an
+/// entry whose tables later entries name too.
 embedding::PlacementOptions placement_options(const EmbeddingSection& config,
                                               const embedding::PackSpec& pack);
 

@@ -181,9 +181,9 @@ bool mixes_the_data(std::string_view key) {
 }
 
 bool changes_the_rest(std::string_view key) {
-  constexpr std::string_view kOfRows[] = {"embedding.lr",           "embedding.momentum",
-                                          "embedding.betas",        "embedding.eps",
-                                          "embedding.weight_decay", "embedding.exchange"};
+  constexpr std::string_view kOfRows[] = {
+      "embedding.lr",           "embedding.momentum", "embedding.betas",   "embedding.eps",
+      "embedding.weight_decay", "embedding.exchange", "embedding.transfer"};
   return starts_with_any(key, {"optimizer.", "schedule.", "parallel.dispatch", "parallel.combine",
                                "embedding.dynamic."}) ||
          is_a_number_of_an_override(key) || std::ranges::find(kOfRows, key) != std::end(kOfRows) ||

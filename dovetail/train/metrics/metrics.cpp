@@ -170,6 +170,7 @@ nlohmann::ordered_json to_json(const StepTimings& timings) {
                                  {"memory_bytes", timings.memory_bytes}};
   if (timings.compute_ms > 0) line["compute_ms"] = rounded(timings.compute_ms);
   if (timings.hit_rate) line["hit_rate"] = std::round(*timings.hit_rate * 1e5) / 1e5;
+  if (timings.table_bytes > 0) line["table_bytes"] = timings.table_bytes;
   if (timings.utilization > 0) line["utilization"] = std::round(timings.utilization * 1e5) / 1e5;
   if (timings.evaluation_ms > 0) line["evaluation_ms"] = rounded(timings.evaluation_ms);
   if (timings.checkpoint_ms > 0) line["checkpoint_ms"] = rounded(timings.checkpoint_ms);

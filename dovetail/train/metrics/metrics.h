@@ -63,6 +63,8 @@ struct StepTimings {
   /// Fraction of accesses to table rows that found the row in memory, not on disk
   /// (embedding.memory_bytes), on rank 0.
   std::optional<double> hit_rate;
+  /// Bytes of ids, rows and gradients of tables that rank 0 sent to the others. Not written if 0.
+  int64_t table_bytes = 0;
   std::vector<ExecutorTimings> executors;  ///< executors that shared the step; empty: none did
   /// On a CPU: resident bytes of the process. On a GPU: bytes that the GPU's allocator gave out.
   uint64_t memory_bytes = 0;

@@ -142,7 +142,8 @@ void RecommenderTraining::open_logs(RunFolder& folder, bool quiet,
   nlohmann::ordered_json record = embedding::to_json(tables_->spec(), plan);
   if (!chosen.is_null()) record["auto"] = chosen;
   folder.write_json("embedding_plan.json", record);
-  if (!quiet && plan.packs.size() > 1) log_info("{}", embedding::print(tables_->spec(), plan));
+  if (!quiet && (plan.packs.size() > 1 || plan.ranks > 1))
+    log_info("{}", embedding::print(tables_->spec(), plan));
   if (!quiet && !chosen.is_null()) log_info("{}", sizes_line(chosen));
   open_output(folder, quiet);
   for (const std::string& line : data::row_warnings(loader_->statistics())) output()->warn(line);
@@ -186,8 +187,7 @@ void RecommenderTraining::count_steps() {
 }
 
 void RecommenderTraining::count_ids() {
-  const bool over = config().rows.by_day() && state_.step == loader_->days().num_steps();
-  const data::RowBatch batch = loader_->step(over ? state_.step - 1 : state_.step);
+  const data::RowBatch batch = loader_->step(0);  // so a resumed run plans as it did before
   const embedding::Jagged ids = lookups_->ids(batch);
   std::vector<double> counts = {static_cast<double>(ids.samples)};
   for (int64_t f = 0; f < ids.features; ++f) {
@@ -198,6 +198,7 @@ void RecommenderTraining::count_ids() {
   for (const int64_t rows : distinct_ids(lookups_->pack(), ids))
     counts.push_back(static_cast<double>(rows));
   counts = sum_over_ranks(*group_, counts);
+  samples_ = counts[0];
   for (size_t f = 1; f <= features; ++f) ids_per_sample_.push_back(counts[f] / counts[0]);
   distinct_rows_.assign(counts.begin() + static_cast<int64_t>(features) + 1, counts.end());
 }
@@ -207,6 +208,10 @@ embedding::TablePlacement RecommenderTraining::plan_for(int64_t groups) const {
   options.ranks = group_->size();
   options.groups = groups;
   options.ids_per_sample = ids_per_sample_;
+  const auto ranks = static_cast<double>(group_->size());
+  options.measured = {.samples = samples_ / ranks, .distinct = distinct_rows_};
+  for (double& distinct : options.measured->distinct) distinct /= ranks;
+  if (run_.device.is_cuda() && !options.transfer) options.transfer = embedding::Transfer::kBags;
   return embedding::place_tables(lookups_->pack(), options);
 }
 
@@ -218,14 +223,13 @@ void RecommenderTraining::build_tables(const TableSizes& sizes) {
     for (size_t t = 0; t < spec.tables.size(); ++t)
       spec.tables[t].step_rows = std::max<int64_t>(1, static_cast<int64_t>(2 * distinct_rows_[t]));
   const embedding::TablePlacement plan = plan_for(sizes.groups);
-  const comm::Payload payload = comm::parse_payload(config().embedding.exchange);
+  const comm::Payloads payloads = placement_options(config().embedding, lookups_->pack()).payloads;
   tables_.reset();
-  tables_.emplace(
-      spec, plan, tables_group_, comm::Payloads{.forward = payload, .backward = payload},
-      tier_options(config(), sizes.memory_bytes), hashed_options(config().embedding.dynamic),
-      config().checkpoint.full_every > 1 ? embedding::Changes::kTracked
-                                         : embedding::Changes::kUntracked,
-      run_.device);
+  tables_.emplace(spec, plan, tables_group_, payloads, tier_options(config(), sizes.memory_bytes),
+                  hashed_options(config().embedding.dynamic),
+                  config().checkpoint.full_every > 1 ? embedding::Changes::kTracked
+                                                     : embedding::Changes::kUntracked,
+                  run_.device);
 }
 
 StepRows RecommenderTraining::start_lookups(int64_t step) {
@@ -261,6 +265,7 @@ StepRows RecommenderTraining::take_step(int64_t step) {
 StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want_stop,
                                             StepTimings& timings) {
   const double begin_s = now_seconds();
+  const int64_t sent_before = tables_->traffic().bytes_sent;
   StepRows now = take_step(number - 1);
   timings.data_ms = 1e3 * (now_seconds() - begin_s);
   const StepOutcome outcome =
@@ -281,10 +286,11 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
   const TraceSpan span("update");
   if (outcome.skipped) {
     tables_->discard(now.tables);
-    return outcome;
+  } else {
+    tables_->set_lr(config().embedding.lr * lr / config().optimizer.lr);
+    tables_->update(now.tables);
   }
-  tables_->set_lr(config().embedding.lr * lr / config().optimizer.lr);
-  tables_->update(now.tables);
+  timings.table_bytes = tables_->traffic().bytes_sent - sent_before;
   return outcome;
 }
 

@@ -59,7 +59,7 @@ class RecommenderTraining : public TrainingLoop {
   /// Returns a function that starts the lookups of step + 1, stores them in `ahead_` and returns a
   /// pointer to them. If `last`, the function only returns null.
   RecommenderStep::StartNext start_after(int64_t step, bool last);
-  /// Sets `ids_per_sample_` and `distinct_rows_` from the rows of the next step.
+  /// Sets `samples_`, `ids_per_sample_` and `distinct_rows_` from the rows of the run's first step.
   void count_ids();
   /// Returns the placement of tables on ranks if they are divided into `groups` groups
   /// (embedding.groups).
@@ -95,6 +95,7 @@ class RecommenderTraining : public TrainingLoop {
 
   std::shared_ptr<models::Recommender> model_;
   std::optional<RecommenderLookups> lookups_;
+  double samples_ = 0;                  ///< samples of a batch
   std::vector<double> ids_per_sample_;  ///< mean number of ids per sample, for each lookup
   /// Distinct ids of a step's batch in each table, summed over the ranks.
   std::vector<double> distinct_rows_;

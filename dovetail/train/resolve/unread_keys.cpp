@@ -172,6 +172,7 @@ std::string keys_of_several_ranks(const RunConfig& config) {
   if (config.embedding.sharding != none.embedding.sharding) keys.push_back("embedding.sharding");
   if (!config.embedding.placements.empty()) keys.push_back("embedding.placement.sharding");
   if (config.embedding.exchange != none.embedding.exchange) keys.push_back("embedding.exchange");
+  if (config.embedding.transfer != none.embedding.transfer) keys.push_back("embedding.transfer");
   return fmt::format("{}", fmt::join(keys, ", "));
 }
 

@@ -28,7 +28,8 @@ class ShardedEmbeddingCollection(Lookups):
     and replicated tables have these bits too. Row-wise tables add one partial sum per rank, in rank order. So bags
     with ids on several ranks are rounded differently, and so are the gradients of their means. Updates of
     all other tables have the same bits on any number of ranks. This holds for equal gradients, and if the ranks divide
-    the batch in their order.
+    the batch in their order. With ``transfer="rows"``, lookups have these bits in all tables. Updates do not: each rank
+    sums the gradients of a row over its own samples first.
 
     Args:
         tables: the tables. Their pooling is ``"sum"`` or ``"mean"``.
@@ -43,6 +44,8 @@ class ShardedEmbeddingCollection(Lookups):
         rank_bytes: maximum bytes of rows and state on each rank, which ``"auto"`` keeps to; 0: unlimited.
         ids_per_sample: expected ids of a sample by feature, for ``"auto"``; others have 1.
         exchange: format in which ranks exchange pooled rows and their gradients: ``"fp32"``, ``"bf16"`` or ``"mxfp8"``.
+        transfer: rows that ranks exchange in a step. ``"bags"``: a pooled row for each bag. ``"rows"``: each distinct
+            row of a rank's samples once, and one summed gradient for it. Long sequences and frequent ids cost less.
         gradients: ``"mean"``: mean over ranks, as in DistributedDataParallel. ``"sum"``: their sum.
         tiers: memory tiers of the tables; None: all rows stay in memory.
         dynamic: admission and eviction of ids in dynamic tables.
@@ -77,6 +80,7 @@ class ShardedEmbeddingCollection(Lookups):
         l1: float = 0.0,
         l2: float = 0.0,
         beta: float = 1.0,
+        transfer: str = "bags",
     ):
         super().__init__()
         self.tables, self.features, self.row_dtype = [Table(*table) for table in tables], dict(features), row_dtype
@@ -89,6 +93,7 @@ class ShardedEmbeddingCollection(Lookups):
             "rank_bytes": rank_bytes,
             "ids_per_sample": [(ids_per_sample or {}).get(feature, 1.0) for feature in self.features],
             "exchange": exchange,
+            "transfer": transfer,
             "gradients": gradients,
             "tiers": tiers and tiers._replace(folder=tiers.folder or "")._asdict(),
             "dynamic": (dynamic or Dynamic())._asdict(),

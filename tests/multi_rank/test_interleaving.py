@@ -1,0 +1,87 @@
+"""D- and K-Interleaving in the engine's trace: the order of a step's parts, and messages that the other parts hide."""
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from tiny_run import BINARY
+
+FEATURES, ROWS, BATCH, RANKS = 6, 300, 128, 2
+STEPS = range(3, 11)  # steps with a trace
+PARTS = ("dovetail::embedding_pool", "dovetail::embedding_stitch", "dovetail::embedding_gradient")
+PARTS += ("dovetail::embedding_update", "forward", "backward")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("interleaving")
+    draw = random.Random(1)
+    lines = ["\t".join(["label", "x", *(f"c{i}" for i in range(FEATURES))])]
+    for _ in range(BATCH * 12):
+        ids = "\t".join(str(draw.randrange(ROWS)) for _ in range(FEATURES))
+        lines.append(f"{draw.randrange(2)}\t{draw.random():.3f}\t{ids}")
+    (folder / "rows.tsv").write_text("\n".join(lines) + "\n")
+    sparse = "".join(f'{{ columns = ["c{i}"], ids = "integer", num_rows = {ROWS} }},' for i in range(FEATURES))
+    (folder / "run.toml").write_text(
+        '[recommender]\nmodel = "dlrm"\ndim = 64\nbottom = [16]\ndeep = [32]\ngrain = 16\n'
+        f'[rows]\nfiles = ["rows.tsv"]\nlabel = "label"\ndense = [{{ columns = ["x"] }}]\nsparse = [{sparse}]\n'
+        f'[embedding]\ntransfer = "bags"\n[train]\nbatch = {BATCH}\nsteps = 12\n'
+        "[schedule]\nwarmup_steps = 0\n[checkpoint]\nevery_steps = 0\n[log]\ntensorboard = false\n"
+        f"trace_steps = {list(STEPS)}\n"
+    )
+    return folder
+
+
+def traces(folder: Path, **settings) -> list[list[dict]]:
+    """Events of rank 0 in each traced step, by their beginning."""
+    name = "-".join(str(value) for value in settings.values())
+    words = [f"run.folder={name}", "run.threads=1", *(f"{key.replace('__', '.')}={v}" for key, v in settings.items())]
+    command = [BINARY, "launch", "-n", str(RANKS), "--max-restarts", "0", "train", "run.toml"]
+    for word in words:
+        command += ["--set", word]
+    subprocess.run(command, cwd=folder, env={**os.environ}, capture_output=True, text=True, check=True)
+    found = []
+    for step in STEPS:
+        events = json.loads((folder / name / f"trace-{step}.json").read_text())["traceEvents"]
+        found.append(sorted((e for e in events if e["ph"] == "X"), key=lambda e: e["ts"]))
+    return found
+
+
+def order_of(events: list[dict]) -> list[str]:
+    """Names of the parts of the step on its own thread; equal ones in a row count once."""
+    thread = next(e["tid"] for e in events if e["name"] == "forward")
+    names = [
+        e["name"].removeprefix("dovetail::embedding_") for e in events if e["tid"] == thread and e["name"] in PARTS
+    ]
+    return [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+
+
+def test_the_rows_of_the_next_micro_batch_are_sent_before_the_dense_part(folder):
+    per_rank = BATCH // RANKS
+    whole = traces(folder, train__micro_batch=per_rank, embedding__groups=1)
+    cut = traces(folder, train__micro_batch=per_rank // 4, embedding__groups=1)
+    for events in whole:  # no rows to send while the dense part computes
+        dense = ["forward", "backward"] * (per_rank // 16)
+        assert order_of(events) == ["pool", "stitch", *dense, "gradient", "update"]
+    for events in cut:
+        dense = ["forward", "backward"] * (per_rank // 4 // 16)
+        part = ["stitch", "pool", *dense, "gradient"]
+        assert order_of(events) == ["pool", *part * 3, "stitch", *dense, "gradient", "update"]
+
+
+def test_a_group_is_pooled_while_the_rows_of_the_previous_one_travel(folder):
+    pools = {}
+    hidden = 0
+    for groups in (1, 2):
+        for events in traces(folder, train__micro_batch=BATCH // RANKS, embedding__groups=groups):
+            first = next(e["ts"] for e in events if e["name"] == "forward")
+            before = [e for e in events if e["ts"] < first]
+            pooled = [e["ts"] for e in before if e["name"] == "dovetail::embedding_pool"]
+            pools[groups] = len(pooled)
+            sent = [e for e in before if e["name"] == "gloo:all_to_all"]
+            hidden += groups == 2 and any(e["ts"] < pooled[-1] < e["ts"] + e["dur"] for e in sent)
+    assert pools == {1: RANKS, 2: 2 * RANKS}
+    assert hidden > 0
