@@ -403,7 +403,7 @@ ENTRIES = {
         {
             "rows.threads": ("1",),
             "rows.cache_bytes": ("0",),
-            "embedding.memory_bytes": ("9000", sparse(HASHED)),
+            "embedding.memory_bytes": ("15000", sparse(HASHED)),
         },
     ),
     **table("resource", "images", {"images.threads": ("1",)}),

@@ -281,6 +281,19 @@ TEST_F(TieredTablesTest, RowsCanBeSet) {
   }
 }
 
+TEST_F(TieredTablesTest, TooLittleMemoryIsExplainedByTheLargestTables) {
+  std::vector<TableMemory> least;
+  for (int64_t i = 0; i < 7; ++i)
+    least.push_back({.table = fmt::format("t{}", i), .keys = i == 3 ? 50 : 0, .rows = 100 + i});
+  EXPECT_EQ(memory_left(771, least), 0);
+  EXPECT_EQ(memory_left(800, least), 29);
+  EXPECT_THAT(user_error([&] { memory_left(770, least); }),
+              ::testing::AllOf(HasSubstr("memory_bytes is 770, but at least 771 are needed: "),
+                               HasSubstr(": table \"t3\" 50 for its ids and 103 for rows, "),
+                               HasSubstr(", table \"t6\" 106 for rows, table \"t5\" 105"),
+                               HasSubstr(", table \"t2\" 102 for rows, 2 others")));
+}
+
 TEST_F(TieredTablesTest, WhatCannotBeIsRefused) {
   const PackSpec spec = spec_of(OptimizerKind::kSgd);
   const auto error = [&](const TierOptions& options) {

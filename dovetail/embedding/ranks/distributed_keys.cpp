@@ -72,10 +72,10 @@ KeyedRows DistributedTables::list_keys(int64_t table, RowSet which) const {
   const ShardedPack& pack = pack_of(table);
   if (sends_keys(table)) own = pack.hashed()->keys(pack.local_table(table), which);
   if (plan_.ranks == 1) return own;
-  const KeyedRows all{.known = to_rank_zero(own.known),
-                      .weight = {},
-                      .state = {},
-                      .candidates = to_rank_zero(own.candidates)};
+  KeyedRows all{.known = to_rank_zero(own.known),
+                .weight = {},
+                .state = {},
+                .candidates = to_rank_zero(own.candidates)};
   if (group_->rank() != 0) return all;
   return {.known = select(all.known, ascending(all.known.keys)),
           .weight = {},

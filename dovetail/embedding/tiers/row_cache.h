@@ -12,10 +12,10 @@ namespace dovetail::embedding {
 
 /// Rule that decides which rows of a table stay in the fast tier (tiered.h). The fast tier has
 /// `fast_rows` slots, which are places in memory for one row each. Each id in a step's batch is one
-/// access of its row. A row keeps its slot until another row replaces it. Rows that the current
-/// step accesses are never replaced. The rule applies when a step accesses a row without a slot. A
-/// row that still gets no slot waits in the staging area (RowCache) until the step ends. If the
-/// staging area is full, it replaces the row in the highest slot that the step does not use.
+/// access of its row. A row keeps its slot until another row replaces it, or it is released. Rows
+/// that a step accesses are not replaced in it. The rule applies when a step accesses a row without
+/// a slot. A row that still gets no slot waits in the staging area (RowCache) until the step ends.
+/// If the staging area is full, it replaces the row in the highest slot that the step does not use.
 ///
 ///   kHot  The most frequent rows stay:
 ///         1. If a slot is empty, the row takes it.
