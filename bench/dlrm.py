@@ -4,15 +4,15 @@ usage: ./dev bench dlrm [--device cpu|cuda] [--features N] [--rows N] [--dim N] 
        [--threads N] [--peers] [--without-kernel] [--out FILE]
 
 Data: generated Parquet with 13 numbers and one id for each of `--features` features. Ids come from a Zipf distribution
-(1.05) over permuted rows, and the label depends on both. The dense part (bottom 512-256, top 512-256), the batches,
-their order and the optimizer of the dense part (AdamW, fused in PyTorch) are the same on all sides. Defaults are for a
-CPU. The setting for a GPU is `--device cuda --rows 1000000 --dim 64 --batch 65536`. Sides:
+(1.05) over permuted rows, and the label depends on both. Equal on all sides: the batches and their order, and the dense
+part (bottom 512-256, top 512-256). Its optimizer is AdamW, fused in PyTorch. Defaults are for a CPU. The setting for a
+GPU is `--device cuda --rows 1000000 --dim 64 --batch 65536`. Sides:
 
 - dovetail: `dovetail train`, which reads the Parquet file while it trains. Optimizers of the tables: row-wise Adagrad,
   and Adagrad
 - torch: one `nn.EmbeddingBag(sparse=True)` for each table, with `torch.optim.Adagrad`
-- torch fused: dense gradients of all tables, with `Adagrad(fused=True)`; only if the tables have at most 2 million rows
-  in all, since each step writes every row
+- torch fused: dense gradients of all tables, with `Adagrad(fused=True)`. Each step writes every row. So this side
+  needs at most 2 million rows in all
 - torch compiled: like torch, and `torch.compile` for the dense part
 - FBGEMM: `SplitTableBatchedEmbeddingBagsCodegen` with row-wise Adagrad, and the compiled dense part. `--peers` installs
   PyPI fbgemm-gpu-cpu for `--device cpu`; on a GPU an installed fbgemm_gpu is used

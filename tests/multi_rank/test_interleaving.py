@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_run import BINARY
 
-FEATURES, ROWS, BATCH, RANKS = 6, 300, 128, 2
+FEATURES, ROWS, BATCH, GRAIN, RANKS = 6, 300, 4096, 512, 2
 STEPS = range(3, 11)  # steps with a trace
 PARTS = ("dovetail::embedding_pool", "dovetail::embedding_stitch", "dovetail::embedding_gradient")
 PARTS += ("dovetail::embedding_update", "forward", "backward")
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
     (folder / "rows.tsv").write_text("\n".join(lines) + "\n")
     sparse = "".join(f'{{ columns = ["c{i}"], ids = "integer", num_rows = {ROWS} }},' for i in range(FEATURES))
     (folder / "run.toml").write_text(
-        '[recommender]\nmodel = "dlrm"\ndim = 64\nbottom = [16]\ndeep = [32]\ngrain = 16\n'
+        f'[recommender]\nmodel = "dlrm"\ndim = 64\nbottom = [16]\ndeep = [32]\ngrain = {GRAIN}\n'
         f'[rows]\nfiles = ["rows.tsv"]\nlabel = "label"\ndense = [{{ columns = ["x"] }}]\nsparse = [{sparse}]\n'
         f'[embedding]\ntransfer = "bags"\n[train]\nbatch = {BATCH}\nsteps = 12\n'
         "[schedule]\nwarmup_steps = 0\n[checkpoint]\nevery_steps = 0\n[log]\ntensorboard = false\n"
@@ -64,24 +64,24 @@ def test_the_rows_of_the_next_micro_batch_are_sent_before_the_dense_part(folder)
     whole = traces(folder, train__micro_batch=per_rank, embedding__groups=1)
     cut = traces(folder, train__micro_batch=per_rank // 4, embedding__groups=1)
     for events in whole:  # no rows to send while the dense part computes
-        dense = ["forward", "backward"] * (per_rank // 16)
+        dense = ["forward", "backward"] * (per_rank // GRAIN)
         assert order_of(events) == ["pool", "stitch", *dense, "gradient", "update"]
     for events in cut:
-        dense = ["forward", "backward"] * (per_rank // 4 // 16)
+        dense = ["forward", "backward"] * (per_rank // 4 // GRAIN)
         part = ["stitch", "pool", *dense, "gradient"]
         assert order_of(events) == ["pool", *part * 3, "stitch", *dense, "gradient", "update"]
 
 
-def test_a_group_is_pooled_while_the_rows_of_the_previous_one_travel(folder):
+def test_a_group_is_pooled_before_the_rows_of_the_previous_one_have_arrived(folder):
     pools = {}
     hidden = 0
     for groups in (1, 2):
         for events in traces(folder, train__micro_batch=BATCH // RANKS, embedding__groups=groups):
-            first = next(e["ts"] for e in events if e["name"] == "forward")
-            before = [e for e in events if e["ts"] < first]
-            pooled = [e["ts"] for e in before if e["name"] == "dovetail::embedding_pool"]
+            forward = next(e["ts"] for e in events if e["name"] == "forward")
+            pooled = [e["ts"] for e in events if e["name"] == "dovetail::embedding_pool" and e["ts"] < forward]
             pools[groups] = len(pooled)
-            sent = [e for e in before if e["name"] == "gloo:all_to_all"]
-            hidden += groups == 2 and any(e["ts"] < pooled[-1] < e["ts"] + e["dur"] for e in sent)
+            # A group is pooled once for each rank, then its rows are sent.
+            sent = next(e for e in events if e["name"] == "gloo:all_to_all" and e["ts"] > pooled[0])
+            hidden += groups == 2 and sent["ts"] + sent["dur"] > pooled[RANKS]
     assert pools == {1: RANKS, 2: 2 * RANKS}
     assert hidden > 0
