@@ -153,7 +153,7 @@ class Bench:
         """Returns the memory that tiers need with 16 rows of each table, as the engine reports it."""
         settings = ["train.steps=2", "embedding.memory_bytes=1", f"embedding.step_rows={BATCH}"]
         done = train(self.config, self.out / "least", ranks, settings)
-        found = re.search(r"of memory_bytes, but need (\d+)", done.stderr)
+        found = re.search(r"but at least (\d+) are needed", done.stderr)
         if not found:
             sys.exit(f"bench/picasso: no memory was named\n{done.stderr}")
         return int(found[1])

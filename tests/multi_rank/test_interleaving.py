@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tiny_run import BINARY
+from ranks import BINARY
 
 FEATURES, ROWS, BATCH, GRAIN, RANKS = 6, 300, 4096, 512, 2
 STEPS = range(3, 11)  # steps with a trace
