@@ -220,7 +220,7 @@ class Histories : public Clicks {
       std::string items;
       for (int i = 0; i < row % 4; ++i)
         items += fmt::format("{}i{}", i == 0 ? "" : "|", row * (i + 7) % 30);
-      text += line + "\t" + items + "\n";
+      text += fmt::format("{}\t{}\n", line, items);
     }
     write_file_atomically(path, text);
     RunConfig config = Clicks::config("din", name);
