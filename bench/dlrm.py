@@ -41,14 +41,13 @@ import time
 import numpy as np
 import pyarrow as pa
 import torch
-from peers import add_peers, machine
+from peers import FBGEMM, add_peers, machine
 from pyarrow import parquet
 from torch import Tensor, nn
 
 from runs import DOVETAIL, ROOT, read_lines
 
 DENSE, BOTTOM, TOP, LR, TABLE_LR = 13, [512, 256], [512, 256], 1e-3, 0.02
-FBGEMM = ["fbgemm-gpu-cpu==1.6.0"]
 FUSED_ROWS = 2_000_000
 
 

@@ -22,18 +22,16 @@ import importlib.metadata
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
 
 import torch
 from dovetail.embedding import EmbeddingCollection, Table
-from peers import machine, peer_folder
+from peers import FBGEMM, add_peers, machine
 from torch import Tensor, nn
 from zipf import ZIPF, distinct_rows, draw_batches
 
 DIM, SAMPLES, BATCHES = 64, 4096, 8
-PEER = "fbgemm-gpu-cpu==1.6.0"
 # (side, peer, threads or None for any) -> at least this ratio of their samples/s
 CLAIMS = [
     ("rowwise_adagrad", "fbgemm rowwise_adagrad", 1, 1.2),
@@ -42,15 +40,6 @@ CLAIMS = [
     ("sgd", "fbgemm sgd", None, 1.0),
     ("adam", "fbgemm sgd", None, 0.5),
 ]
-
-
-def add_peer() -> None:
-    """FBGEMM in a folder of its own: a peer, which is no dependency."""
-    folder = peer_folder(PEER.replace("==", "-"))
-    if not (folder / "fbgemm_gpu").exists():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
-        subprocess.run([*command, "--target", str(folder), PEER], check=True)
-    sys.path.append(str(folder))
 
 
 class Dovetail:
@@ -203,13 +192,13 @@ def main() -> int:
     parser.add_argument("--out", help="also write the result as JSON")
     options = parser.parse_args()
     keep_freed_memory()
-    add_peer()
+    add_peers("fbgemm", FBGEMM, install=True)
     batches = draw_batches(BATCHES, options.tables, options.rows, SAMPLES)
     sides = {name: make(options, optimizer) for name, (make, optimizer) in SIDES.items()}
     result = {
         "benchmark": "embedding",
         "machine": machine(),
-        "peer": PEER,
+        "peer": FBGEMM[0],
         "torch": importlib.metadata.version("torch"),
     }
     result |= {name: getattr(options, name) for name in ["tables", "rows", "rounds"]}

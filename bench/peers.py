@@ -15,10 +15,11 @@ CLUSTERING = [
     "tbb==2023.2.0",
     "tcmlib==1.6.0",
 ]
+FBGEMM = ["fbgemm-gpu-cpu==1.6.0"]
 # torchrec's reader of Criteo's files, and what importing it needs beside the environment.
 TORCHREC = [
     "torchrec==1.6.1",
-    "fbgemm-gpu-cpu==1.6.0",
+    *FBGEMM,
     "iopath==0.1.10",
     "pyre-extensions==0.0.32",
     "tensordict==0.15.3",

@@ -130,11 +130,7 @@ void DistributedTables::receive(TableStep& step) {
 
 void DistributedTables::prefetch(TableStep& step) {
   receive(step);
-  for (size_t i = 0; i < packs_.size(); ++i) {
-    std::vector<Jagged> ids = step.packs_[i].arrived;
-    for (const RowTransfer::Received& from : step.packs_[i].ids_of_ranks) ids.push_back(from.ids);
-    packs_[i]->prefetch(ids);
-  }
+  for (size_t i = 0; i < packs_.size(); ++i) packs_[i]->prefetch(step.packs_[i].ids_here());
 }
 
 void DistributedTables::begin(TableStep& step, bool training) {
@@ -257,16 +253,13 @@ void DistributedTables::update(TableStep& step) {
       update_single_rows(
           packs_[i]->tables(),
           transfer->read_gradients(in.gradients.back().value().wait(), in.ids_of_ranks));
-      std::vector<Jagged> ids;
-      for (const RowTransfer::Received& from : in.ids_of_ranks) ids.push_back(from.ids);
-      packs_[i]->mark_changed(ids);
-      continue;
+    } else {
+      std::vector<PooledGradient> in_order;
+      for (std::vector<PooledGradient>& of_rank : in.of_ranks)
+        for (PooledGradient& part : of_rank) in_order.push_back(std::move(part));
+      embedding::update(packs_[i]->tables(), in_order, Ids::kChecked);
     }
-    std::vector<PooledGradient> in_order;
-    for (std::vector<PooledGradient>& of_rank : in.of_ranks)
-      for (PooledGradient& part : of_rank) in_order.push_back(std::move(part));
-    embedding::update(packs_[i]->tables(), in_order, Ids::kChecked);
-    packs_[i]->mark_changed(in.arrived);
+    packs_[i]->mark_changed(in.ids_here());
   }
   end(step);
 }

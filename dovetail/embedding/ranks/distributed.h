@@ -47,6 +47,13 @@ class TableStep {
     RowTransfer::Step rows;
     std::vector<RowTransfer::Received> ids_of_ranks;
     std::vector<PooledGradient> own_gradients;
+
+    /// Returns the received ids, one Jagged for each rank, with either transfer.
+    std::vector<Jagged> ids_here() const {
+      std::vector<Jagged> found = arrived;
+      for (const RowTransfer::Received& from : ids_of_ranks) found.push_back(from.ids);
+      return found;
+    }
   };
   // samples_: this rank's samples in the step. micro_batch_: samples of one micro-batch.
   int64_t samples_ = 0, micro_batch_ = 1, micro_batches_ = 1;

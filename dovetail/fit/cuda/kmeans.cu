@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) squares_kernel(CudaSquares p) {
       }
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && c + kCount >= count) {  // all points are included
       double sum = 0;
       if constexpr (kUse == Use::kWeights) {
         for (int i = 0; i < rows; ++i) sum += p.weight[first + i];

@@ -172,15 +172,18 @@ class AllRows : public PointSet {
     rows_ = drawn.rows.slice(0, 0, num_proposals_);
     squares_ = drawn.squares.slice(0, 0, num_proposals_);
     next_ = 0;
-    if (all) {
-      sample_.emplace(data_.x(), nullptr, data_.weights());
-    } else {
-      const at::Tensor squares = drawn.squares.slice(0, num_proposals_);
-      sample_.emplace(data_.x().index_select(0, drawn.rows.slice(0, num_proposals_)), nullptr,
-                      squares[0] / squares);
+    if (!all || !sample_) {
+      if (all) {
+        sample_.emplace(data_.x(), nullptr, data_.weights());
+      } else {
+        const at::Tensor squares = drawn.squares.slice(0, num_proposals_);
+        sample_.emplace(data_.x().index_select(0, drawn.rows.slice(0, num_proposals_)), nullptr,
+                        squares[0] / squares);
+      }
+      sample_->forget_closest();
+      potential_ = sample_->include(chosen);
     }
-    sample_->forget_closest();
-    renewed_potential_ = potential_ = sample_->include(chosen);
+    renewed_potential_ = potential_;
     return sum;
   }
 
