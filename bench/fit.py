@@ -43,7 +43,7 @@ import time
 
 import numpy
 import torch
-from peers import add_clustering_peers, machine, rates
+from peers import IDLE_S, add_clustering_peers, machine, rates
 from threadpoolctl import threadpool_limits
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -235,7 +235,7 @@ def measure(model: str, case: str, threads: int, rounds: int, sides: dict, folde
             times[name].append(done[0])
             torch.set_num_threads(os.cpu_count() or 1)
             figures[name].append(badness(model, data, done[1], folder))
-            time.sleep(0.02)  # a side's threads wait for work in vain, then sleep
+            time.sleep(IDLE_S)
     ms = {name: 1e3 * min(seconds) for name, seconds in times.items() if seconds}
     mean = {name: statistics.fmean(figure) for name, figure in figures.items() if figure}
     best = min(mean.values())

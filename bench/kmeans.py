@@ -31,7 +31,7 @@ import time
 import dovetail  # noqa: F401  registers torch.ops.dovetail
 import numpy
 import torch
-from peers import add_clustering_peers, machine, rates
+from peers import IDLE_S, add_clustering_peers, machine, rates
 from threadpoolctl import threadpool_limits
 
 COLUMNS = 100
@@ -178,7 +178,7 @@ def measure(x: numpy.ndarray, k: int, threads: int, rounds: int, ours) -> dict:
                 after[name] = moved
             if index > 0:  # the first touches memory
                 times[name].append(seconds)
-            time.sleep(0.02)  # a side's threads wait for work in vain, then sleep
+            time.sleep(IDLE_S)
     after |= {name: sides[name].after(centres, threads) for name in ["faiss", "oneDAL"]}
     torch.set_num_threads(os.cpu_count() or 1)
     inertias = {name: inertia(x, c) for name, c in after.items()}

@@ -20,7 +20,7 @@ import time
 import dovetail
 import numpy
 import torch
-from peers import machine
+from peers import IDLE_S, machine
 from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
@@ -62,6 +62,7 @@ def measure(rows: int, columns: int, dtype: str, threads: int, rounds: int) -> d
                 sides[name].fit(x)
                 if turn > 0:  # the first touches memory
                     seconds[name].append(time.perf_counter() - begin)
+                time.sleep(IDLE_S)
     ms = {name: 1e3 * min(times) for name, times in seconds.items()}
     c = covariance(x)
     errors = {name: error(fit, c) for name, fit in sides.items()}

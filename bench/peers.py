@@ -29,6 +29,9 @@ TORCHREC = [
     "pyvers==0.2.3",
 ]
 
+# Pause between sides that take turns. OpenBLAS's threads wait in a loop for up to 2^26 ticks after their work.
+IDLE_S = 0.1
+
 
 def peer_folder(name: str) -> pathlib.Path:
     """Where a peer is installed, beside nothing else."""

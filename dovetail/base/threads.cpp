@@ -14,6 +14,9 @@
 #include <vector>
 #endif
 
+/// Sets MKL's number of threads for the calling thread. Null if torch has no MKL.
+extern "C" int MKL_Set_Num_Threads_Local(int threads) __attribute__((weak));
+
 namespace dovetail {
 namespace {
 
@@ -87,6 +90,8 @@ int parallel_workers() { return inside_parallel_region() ? 1 : at::get_num_threa
 void compute_alone() {
   at::get_num_threads();
   omp_set_num_threads(1);
+  // at::set_num_threads gives MKL a number of its own, which overrides OpenMP's.
+  if (MKL_Set_Num_Threads_Local != nullptr) MKL_Set_Num_Threads_Local(1);
 }
 
 void parallel_pieces(int64_t size, int64_t grain,

@@ -9,8 +9,8 @@ namespace dovetail {
 /// parallel region.
 int parallel_workers();
 
-/// Limits parallel regions of the calling thread to one thread. Call it before the first parallel
-/// region: torch sets this number at first use.
+/// Limits parallel regions and MKL calls of the calling thread to one thread. Call it before the
+/// first parallel region: torch sets this number at first use.
 void compute_alone();
 
 /// Calls `work(begin, end)` for consecutive pieces of [0, size), each with `grain` indices except

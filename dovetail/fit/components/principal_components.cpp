@@ -5,15 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <future>
-#include <tuple>
 #include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/base/schema/enum_names.h"
-#include "dovetail/base/threads.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/fit/components/largest_eigen.h"
 #include "dovetail/fit/rows/dense.h"
 #include "dovetail/fit/rows/products_simd.h"
 #include "dovetail/fit/rows/rows.h"
@@ -115,17 +113,6 @@ at::Tensor first_directions(int64_t dim, int64_t num, uint64_t seed) {
   return directions;
 }
 
-/// Returns the eigenvalues, ascending, and eigenvectors of a symmetric matrix. Reads only its upper
-/// triangle. LAPACK runs on one thread, since its bits depend on their number.
-std::tuple<at::Tensor, at::Tensor> eigen_of_upper(const at::Tensor& a) {
-  return std::async(std::launch::async,
-                    [&] {
-                      compute_alone();
-                      return at::linalg_eigh(a, "U");
-                    })
-      .get();
-}
-
 PrincipalResult by_covariance(const TableData& data, const PrincipalOptions& options,
                               const std::function<void(const PrincipalIteration&)>& report) {
   const double begin = now_seconds();
@@ -137,11 +124,9 @@ PrincipalResult by_covariance(const TableData& data, const PrincipalOptions& opt
     const at::Tensor shift = data.mean() - point;
     covariance -= shift.unsqueeze(1) * shift;
   }
-  const auto [values, vectors] = eigen_of_upper(covariance);
-  const int64_t dim = data.columns(), wanted = options.components;
-  const at::Tensor order = at::arange(dim - 1, dim - 1 - wanted, -1, at::kLong);
-  PrincipalResult result{.directions = vectors.index_select(1, order).contiguous(),
-                         .variances = values.index_select(0, order).clamp_min(0),
+  const Eigen largest = largest_eigen(covariance, options.components);
+  PrincipalResult result{.directions = largest.vectors,
+                         .variances = largest.values.clamp_min(0),
                          .iterations = 1,
                          .converged = true};
   if (report) {
