@@ -1,9 +1,13 @@
 // ctest-labels: cuda
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "dovetail/base/gpu.h"
 #include "dovetail/io/checkpoint.h"
+#include "dovetail/train/metrics/ranking_metrics.h"
 #include "tests/train/clicks.h"
 #include "tests/train/histories.h"
 #include "tests/train/tiny_run.h"
@@ -85,6 +89,18 @@ TEST(RecommenderCuda, MicroBatchesChangeNoBitAndAStoppedRunContinues) {
   cut.train.steps = 60;
   train_alone(cut);
   expect_same_tensors(last_checkpoint(cut), last_checkpoint(whole));
+}
+
+TEST(RecommenderCuda, AucOfGroupsIsTheCpus) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  constexpr int64_t kRows = 100'000;
+  // Few different scores, so that many rows tie, and some rows without a label.
+  const at::Tensor scores = at::randn({kRows}).mul(100).round();
+  const at::Tensor labels = at::rand({kRows}).gt(0.7).to(at::kFloat);
+  labels.slice(0, 0, 100).fill_(std::numeric_limits<float>::quiet_NaN());
+  const at::Tensor groups = at::randint(1000, {kRows}, at::kLong);
+  EXPECT_EQ(exact_auc(scores.to(at::kCUDA), labels), exact_auc(scores, labels));
+  EXPECT_EQ(grouped_auc(scores.to(at::kCUDA), labels, groups), grouped_auc(scores, labels, groups));
 }
 
 }  // namespace

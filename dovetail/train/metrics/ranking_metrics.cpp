@@ -1,12 +1,16 @@
 #include "dovetail/train/metrics/ranking_metrics.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
+#include <tuple>
 
 #include "dovetail/base/error.h"
 
@@ -39,29 +43,25 @@ class PairCount {
   uint64_t doubled_ = 0, tied_ = 0, negatives_ = 0, positives_ = 0;
 };
 
-struct Scored {
-  double score = 0;
-  bool positive = false;
-};
-
-/// Returns the AUC of rows in any order. Sorts the rows.
-double auc_of(std::span<Scored> rows) {
-  std::sort(rows.begin(), rows.end(),
-            [](const Scored& a, const Scored& b) { return a.score < b.score; });
-  PairCount pairs;
-  for (size_t at = 0; at < rows.size();) {
-    const double score = rows[at].score;
-    uint64_t ties[2] = {0, 0};
-    for (; at < rows.size() && rows[at].score == score; ++at) ++ties[rows[at].positive ? 1 : 0];
-    pairs.add_ties(ties[0], ties[1]);
-  }
-  return pairs.auc();
-}
-
-at::Tensor vector_of(const at::Tensor& values, const char* name) {
+at::Tensor vector_of(const at::Tensor& values, const char* name, c10::Device device = at::kCPU) {
   DOVETAIL_CHECK(values.dim() == 1 && values.is_floating_point(), "{} has {} dimensions of {}",
                  name, values.dim(), c10::toString(values.scalar_type()));
-  return values.detach().to(at::kCPU, at::kDouble).contiguous();
+  return values.detach().to(device, at::kDouble).contiguous();
+}
+
+/// Numbers the runs of equal elements in a vector, from 0 on. `begins` is true at the first element
+/// of each run but the first one.
+at::Tensor run_numbers(const at::Tensor& begins) {
+  return at::cat({begins.new_zeros({1}, at::kLong), begins.cumsum(0)});
+}
+
+/// Returns the sums of x over each of `count` runs, (count) int64.
+at::Tensor sums_of_runs(const at::Tensor& x, const at::Tensor& run, int64_t count) {
+  return at::zeros({count}, x.options()).scatter_add(0, run, x);
+}
+
+at::Tensor differs_from_previous(const at::Tensor& x) {
+  return x.slice(0, 1).ne(x.slice(0, 0, -1));
 }
 
 int64_t bin_of(double logit) {
@@ -123,32 +123,44 @@ double exact_auc(const at::Tensor& scores, const at::Tensor& labels) {
 }
 
 double grouped_auc(const at::Tensor& scores, const at::Tensor& labels, const at::Tensor& groups) {
-  const at::Tensor scores_n = vector_of(scores, "scores"), labels_n = vector_of(labels, "labels");
-  const at::Tensor groups_n = groups.to(at::kCPU, at::kLong).contiguous();
-  DOVETAIL_CHECK(scores_n.numel() == labels_n.numel() && scores_n.sizes() == groups_n.sizes(),
-                 "{} scores, {} labels, {} groups", scores_n.numel(), labels_n.numel(),
-                 groups_n.numel());
-  const auto* const score = scores_n.const_data_ptr<double>();
-  const auto* const label = labels_n.const_data_ptr<double>();
-  const auto* const group = groups_n.const_data_ptr<int64_t>();
-  std::vector<int64_t> order;
-  for (int64_t i = 0; i < labels_n.numel(); ++i) {
-    if (std::isnan(label[i])) continue;
-    if (std::isnan(score[i])) return kUndefined;
-    order.push_back(i);
-  }
-  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return group[a] < group[b]; });
-  std::vector<Scored> rows;
+  const c10::Device device = scores.device();
+  const at::Tensor all_scores = vector_of(scores, "scores", device),
+                   all_labels = vector_of(labels, "labels", device);
+  DOVETAIL_CHECK(scores.numel() == labels.numel() && scores.sizes() == groups.sizes(),
+                 "{} scores, {} labels, {} groups", scores.numel(), labels.numel(), groups.numel());
+  const at::Tensor labeled = all_labels.isnan().logical_not();
+  at::Tensor score = all_scores.masked_select(labeled),
+             group = groups.to(device, at::kLong).masked_select(labeled),
+             positive = all_labels.masked_select(labeled).gt(0.5).to(at::kLong);
+  if (score.numel() == 0 || score.isnan().any().item<bool>()) return kUndefined;
+  // Rows in the order of their groups, within a group in the order of their scores.
+  at::Tensor order = std::get<1>(at::sort(score, /*stable=*/true, /*dim=*/0, /*descending=*/false));
+  order = order.index_select(
+      0, std::get<1>(at::sort(group.index_select(0, order), true, 0, /*descending=*/false)));
+  score = score.index_select(0, order);
+  group = group.index_select(0, order);
+  positive = positive.index_select(0, order);
+  const at::Tensor new_group = differs_from_previous(group);
+  const at::Tensor tie = run_numbers(new_group.logical_or(differs_from_previous(score)));
+  const at::Tensor negative = 1 - positive, number = run_numbers(new_group);
+  const int64_t ties = tie[-1].item<int64_t>() + 1, count = number[-1].item<int64_t>() + 1;
+  const at::Tensor positives = sums_of_runs(positive, number, count),
+                   negatives = sums_of_runs(negative, number, count);
+  const at::Tensor tied = sums_of_runs(negative, tie, ties);
+  // Negative rows of the group with a lower score than a row, and with the same score.
+  const at::Tensor before = (tied.cumsum(0) - tied).index_select(0, tie) -
+                            (negatives.cumsum(0) - negatives).index_select(0, number);
+  const at::Tensor pairs =
+      sums_of_runs(positive * (2 * before + tied.index_select(0, tie)), number, count);
+  const at::Tensor found = at::stack({pairs, positives, negatives}).cpu();
+  const auto of = found.accessor<int64_t, 2>();
   double sum = 0, weight = 0;
-  for (size_t at = 0; at < order.size();) {
-    const int64_t id = group[order[at]];
-    rows.clear();
-    for (; at < order.size() && group[order[at]] == id; ++at)
-      rows.push_back({score[order[at]], label[order[at]] > 0.5});
-    const double auc = auc_of(rows);
-    if (std::isnan(auc)) continue;
-    sum += auc * static_cast<double>(rows.size());
-    weight += static_cast<double>(rows.size());
+  for (int64_t i = 0; i < count; ++i) {
+    const double all = static_cast<double>(of[1][i]) * static_cast<double>(of[2][i]);
+    if (all == 0) continue;
+    const auto rows = static_cast<double>(of[1][i] + of[2][i]);
+    sum += static_cast<double>(of[0][i]) / all / 2 * rows;
+    weight += rows;
   }
   return weight == 0 ? kUndefined : sum / weight;
 }

@@ -49,13 +49,14 @@ class RankingSums {
 
 /// Returns the exact area under the ROC curve: the share of (positive, negative) pairs that the
 /// scores order correctly. A row is positive if its label is above 1/2. Ties count one half
-/// (Mann-Whitney U with midranks). scores (N) and labels (N) as in RankingSums::add.
+/// (Mann-Whitney U with midranks). scores (N) and labels (N) as in RankingSums::add. Computes on
+/// the device of the scores.
 double exact_auc(const at::Tensor& scores, const at::Tensor& labels);
 
 /// Returns the GAUC: the mean over groups of rows of the group's AUC, weighted by its number of
 /// rows. Source: Zhou et al., KDD 2018, section 5.3. A group is, for example, all rows of one user.
 /// `groups` (N) int64 has the group of each row. Groups in which all labels have the same class do
-/// not count. Returns NaN if no group counts.
+/// not count. Returns NaN if no group counts. Computes on the device of the scores.
 double grouped_auc(const at::Tensor& scores, const at::Tensor& labels, const at::Tensor& groups);
 
 /// Returns warnings about the latest validation of a run. `validations` has all validations so far;

@@ -345,7 +345,7 @@ Validation RecommenderTraining::validate_rows(
     const embedding::Jagged ids = lookups_->ids(batch);
     const models::RecommenderBatch input =
         on(lookups_->model_input(batch.dense, ids, tables_->lookup(ids)), run_.device);
-    scored.add(model_->forward(input).logits.cpu(), batch);
+    scored.add(model_->forward(input).logits, batch);
   }
   Validation found = scored.measure(config(), rows, group_);
   warn_of_rankings(found);

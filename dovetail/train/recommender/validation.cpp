@@ -29,7 +29,7 @@ TaskRanking rank_task(const std::string& name, const at::Tensor& logits, const a
     found.metrics.auc_error = 0;
   }
   if (!groups.defined()) return found;
-  const at::Tensor all_logits = to_rank_zero(group, logits),
+  const at::Tensor all_logits = to_rank_zero(group, logits.cpu()),
                    all_labels = to_rank_zero(group, labels),
                    all_groups = to_rank_zero(group, groups);
   if (group->rank() == 0) found.gauc = grouped_auc(all_logits, all_labels, all_groups);

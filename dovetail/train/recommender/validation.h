@@ -18,7 +18,8 @@ namespace dovetail::train {
 /// training and `dovetail eval` measure with this class.
 class ScoredRows {
  public:
-  /// Adds a batch of this rank's rows. logits: (B, tasks).
+  /// Adds a batch of this rank's rows. logits (B, tasks) stay on their device, where the AUC is
+  /// computed.
   void add(const at::Tensor& logits, const data::RowBatch& batch);
   /// Returns the logits of this rank's rows, (rows, tasks), in the order in which they were added.
   at::Tensor logits() const;
