@@ -1,5 +1,6 @@
-"""Recommenders from their papers, sample by sample in float64: the reference of recommender_oracle_test.cpp and
-recommender_bfloat16_test.cpp.
+"""Recommenders from their papers, sample by sample in float64.
+
+They are the reference of recommender_oracle_test.cpp and recommender_bfloat16_test.cpp.
 
 usage: recommender_oracle.py FOLDER. Reads each NAME.json (config, inputs) with NAME.safetensors (parameters as
 "model.*", dense, embedded, mask, negative_mask, cotangent). Writes NAME.expected.safetensors:

@@ -37,8 +37,8 @@ RunConfig config_of(const std::string& model, const Histories& data, const std::
 
 bool is_bfloat16(const at::Tensor& x) { return at::equal(x, x.to(at::kBFloat16).to(at::kFloat)); }
 
-/// Standard error of an AUC of rows, `positive` of which have the event (Hanley and McNeil 1982,
-/// equation 1).
+/// Returns the standard error of an AUC of `rows` rows, with the event in `positive` of them
+/// (Hanley and McNeil 1982, equation 1).
 double standard_error(double auc, double positive, double rows) {
   const double q1 = auc / (2 - auc), q2 = 2 * auc * auc / (1 + auc), negative = rows - positive;
   return std::sqrt(

@@ -29,7 +29,7 @@ constexpr const char *kTensorFile = "model.safetensors", *kJsonFile = "recommend
                      *kFormat = "dovetail.recommender";
 constexpr int64_t kVersion = 1;
 
-std::string trained_precision(const StoredRun& stored) {
+std::string precision_of_run(const StoredRun& stored) {
   return stored_choice(stored.snapshot.state, "precision").value_or("fp32");
 }
 
@@ -99,7 +99,7 @@ void copy(const at::Tensor& tensor, const std::string& name, const std::filesyst
 
 TrainedRecommender::TrainedRecommender(StoredRun stored, const std::string& precision)
     : config_(stored.config),
-      trained_in_(trained_precision(stored)),
+      trained_in_(precision_of_run(stored)),
       step_(stored.snapshot.step),
       scales_(dense_scales(stored.snapshot.state)),
       model_(models::make_recommender(config_.recommender, recommender_inputs(config_))),
@@ -133,7 +133,7 @@ TrainedRecommender::TrainedRecommender(StoredRun stored, const std::string& prec
 }
 
 std::string choose_recommender_precision(const StoredRun& stored, const std::string& asked) {
-  if (asked.empty()) return trained_precision(stored);
+  if (asked.empty()) return precision_of_run(stored);
   if (asked == "float32" || asked == "fp32") return "fp32";
   if (asked == "bf16") return asked;
   throw UserError(fmt::format("--precision {}: a recommender computes in FP32 or BF16", asked),
