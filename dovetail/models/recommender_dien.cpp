@@ -61,8 +61,8 @@ class AuxiliaryNet : public torch::nn::Module {
 
   /// Maps (B, T, in) to (B, T).
   at::Tensor forward(at::Tensor x) {
-    for (const auto& linear : layers_) x = at::sigmoid(linear->forward(in_dtype_of(*linear, x)));
-    return out_->forward(widened(x)).squeeze(2);
+    for (const auto& linear : layers_) x = at::sigmoid(wide_linear(*linear, x));
+    return out_->forward(x).squeeze(2);
   }
 
  private:
@@ -145,10 +145,11 @@ class Dien : public Recommender {
             .transpose(1, 2)
             .flatten(2);
     const at::Tensor before = states.narrow(1, 0, following);
-    const at::Tensor happened =
-        auxiliary_->forward(at::cat({before, events.narrow(1, 1, following)}, 2));
-    const at::Tensor drawn = auxiliary_->forward(at::cat({before, negatives}, 2));
-    const at::Tensor losses = at::softplus(-happened) + at::softplus(drawn);
+    // Both at once: their gradients nearly cancel, and are then summed before they are rounded.
+    const at::Tensor both = at::cat(
+        {at::cat({before, events.narrow(1, 1, following)}, 2), at::cat({before, negatives}, 2)});
+    const auto found = auxiliary_->forward(both).chunk(2);
+    const at::Tensor losses = at::softplus(-found[0]) + at::softplus(found[1]);
     return (losses * batch.negative_mask).sum() *
            (config().auxiliary_weight / static_cast<double>(following));
   }

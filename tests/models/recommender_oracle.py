@@ -63,7 +63,7 @@ class Model:
     def tower(self, name, x):
         layer = 0
         while f"{name}.{layer}.weight" in self.p:
-            x = self.linear(f"{name}.{layer}", x).clamp(min=0)
+            x = self.linear(f"{name}.{layer}", x).relu()
             layer += 1
         return x
 

@@ -46,9 +46,9 @@ double standard_error(double auc, double positive, double rows) {
       (positive * negative));
 }
 
-class EveryModel : public ::testing::TestWithParam<const char*> {};
+class EveryModelInBFloat16 : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(EveryModel, RanksAsInFloat32) {
+TEST_P(EveryModelInBFloat16, RanksAsInFloat32) {
   const Histories data;
   double auc[2];
   double first_loss[2];
@@ -68,7 +68,7 @@ TEST_P(EveryModel, RanksAsInFloat32) {
 }
 
 /// The checkpoint has float32 masters. A run in parts has the bits of the whole run.
-TEST_P(EveryModel, MicroBatchesAndResumedRunsChangeNoBit) {
+TEST_P(EveryModelInBFloat16, MicroBatchesAndResumedRunsChangeNoBit) {
   const Histories data;
   const auto config = [&](const std::string& name) {
     RunConfig config = config_of(GetParam(), data, name, "bf16");
@@ -96,7 +96,7 @@ TEST_P(EveryModel, MicroBatchesAndResumedRunsChangeNoBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(RecommenderPrecision, EveryModel,
+INSTANTIATE_TEST_SUITE_P(RecommenderPrecision, EveryModelInBFloat16,
                          ::testing::Values("wide_deep", "deepfm", "dlrm", "dcnv2", "mmoe", "din",
                                            "dien", "can"));
 
