@@ -86,6 +86,7 @@ class Ours:
             f"validation_fraction = 0\ndense = [{{ columns = [{dense}] }}]\nsparse = [\n{sparse}]\n\n"
             f'[embedding]\noptimizer = "{optimizer}"\nlr = {TABLE_LR}\n\n[train]\nbatch = {options.batch}\n'
             f"steps = {options.steps}\n\n[optimizer]\nlr = {LR}\nweight_decay = 0.0\n\n"
+            '[precision]\nrecipe = "fp32"\n\n'
             '[schedule]\nwarmup_steps = 0\ndecay = "constant"\n\n[checkpoint]\nevery_steps = 0\n\n'
             "[log]\ntensorboard = false\n"
         )

@@ -2,13 +2,13 @@
 
 usage: ./dev bench memory_estimate [--out FILE]
 
-Seven models train for a few steps on texts and rows that this program writes:
+Eight models train for a few steps on texts and rows that this program writes:
 
 - the quickstart's in float32, bfloat16 and MXFP8
 - a GPT of 10 M parameters
 - a Llama with SwiGLU and grouped heads
 - a mixture of experts
-- a recommender
+- a recommender in float32 and bfloat16
 
 Each validates, and saves a checkpoint at its end. The measured figure is the process's maximum resident memory
 (VmHWM) minus its resident memory right before the model was made. Claim: the estimate is within 15 % of it.
@@ -61,7 +61,8 @@ MODELS = [
     ("GPT of 10 M", "tinyshakespeare_10m", "fp32", {"train.batch": "16"}),
     ("Llama", "quickstart", "fp32", LLAMA),
     ("mixture", "moe_tiny", "fp32", {}),
-    ("recommender", "adult", "", ROWS),
+    ("recommender", "adult", "fp32", ROWS),
+    ("recommender in bfloat16", "adult", "bf16", ROWS),
 ]
 
 
@@ -102,8 +103,7 @@ def memory_of(folder: pathlib.Path, config: str, precision: str, changes: dict, 
         "log.sample_prompts": "[]",
         "log.tensorboard": "false",
     }
-    if precision:
-        settings["precision.recipe"] = precision
+    settings["precision.recipe"] = precision
     command = [str(DOVETAIL), "train", str(ROOT / f"configs/{config}.toml"), "--fresh", "--quiet"]
     for key, value in (settings | changes).items():
         command += ["--set", f"{key}={value}"]

@@ -79,6 +79,7 @@ def write_rows(folder: pathlib.Path, features: int, rows: int, samples: int) -> 
         f'[recommender]\nmodel = "dlrm"\ndim = {DIM}\nbottom = [64]\ndeep = [256, 128]\n\n'
         f'[rows]\nfiles = ["{folder}/rows.parquet"]\nlabel = "label"\nshuffle_window = "all"\n'
         f"dense = [{{ columns = [{dense}] }}]\nsparse = [\n{sparse}]\n\n"
+        '[precision]\nrecipe = "fp32"\n\n'
         f'[train]\nbatch = {BATCH}\n\n[schedule]\nwarmup_steps = 0\ndecay = "constant"\n\n'
         "[checkpoint]\nevery_steps = 0\n\n[log]\ntensorboard = false\n"
     )

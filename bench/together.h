@@ -127,6 +127,8 @@ dense = [{ columns = ["size"], transform = "standard" }]
 sparse = [{ columns = ["user"], num_rows = 1000 }, { columns = ["item"], num_rows = 1000 }]
 [embedding]
 lr = 0.1
+[precision]
+recipe = "fp32"
 )";
 
 inline const std::string kMixtureToml = std::string(kGptToml) + kMoeToml;

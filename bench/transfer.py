@@ -55,6 +55,7 @@ def write_config(rows: pathlib.Path, length: int) -> pathlib.Path:
         f'[rows]\nfiles = ["{rows}"]\nlabel = "label"\nshuffle_window = "all"\nsparse = [\n'
         f'  {{ columns = ["user"], {shared} }},\n  {{ columns = ["item"], {shared} }},\n'
         f'  {{ columns = ["items"], table = "item", sequence = true, max_length = {length}, {shared} }},\n]\n\n'
+        '[precision]\nrecipe = "fp32"\n\n'
         f'[train]\nbatch = {BATCH}\n\n[schedule]\nwarmup_steps = 0\ndecay = "constant"\n\n'
         "[eval]\nevery_steps = 0\n\n[checkpoint]\nevery_steps = 0\n\n[log]\ntensorboard = false\n"
     )

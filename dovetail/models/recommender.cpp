@@ -23,6 +23,18 @@ std::shared_ptr<mx::Linear> head_linear(int64_t in, const std::string& name, c10
       {.in = in, .out = 1, .bias = true, .is_head = true, .name = name, .device = device});
 }
 
+at::Tensor in_dtype_of(const mx::Linear& linear, const at::Tensor& x) {
+  return x.to(linear.weight.scalar_type());
+}
+
+at::Tensor widened(const at::Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 ? x.to(at::kFloat) : x;
+}
+
+at::Tensor wide_linear(mx::Linear& linear, const at::Tensor& x) {
+  return widened(linear.forward(in_dtype_of(linear, x)));
+}
+
 at::Tensor candidate_of(const RecommenderConfig& config, const RecommenderInputs& inputs,
                         const at::Tensor& features) {
   std::vector<at::Tensor> targets;
@@ -50,8 +62,8 @@ Tower::Tower(int64_t in, const std::vector<int64_t>& widths, const std::string& 
 }
 
 at::Tensor Tower::forward(at::Tensor x) {
-  for (const auto& linear : layers_) x = at::relu(linear->forward(x));
-  return x;
+  for (const auto& linear : layers_) x = at::relu(linear->forward(in_dtype_of(*linear, x)));
+  return widened(x);
 }
 
 EmbeddedColumns::EmbeddedColumns(const RecommenderConfig& config, const RecommenderInputs& inputs)
@@ -74,6 +86,19 @@ double Recommender::products_per_sample() const {
   for (const auto& parameter : parameters())
     if (parameter.dim() == 2) products += static_cast<double>(parameter.numel());
   return products;
+}
+
+void Recommender::set_compute_dtype(at::ScalarType dtype) {
+  user_check(dtype == at::kFloat || dtype == at::kBFloat16,
+             "recommender: {} is not a compute dtype; use float32 or bfloat16",
+             c10::toString(dtype));
+  for (const auto& linear : mx::quantizable_linears(*this)) {
+    for (auto& parameter : linear->parameters()) {
+      if (parameter.scalar_type() == dtype) continue;
+      parameter.mutable_grad().reset();
+      parameter.set_data(parameter.detach().to(dtype));
+    }
+  }
 }
 
 at::Tensor Recommender::features(const RecommenderBatch& batch) const {

@@ -13,7 +13,8 @@
 
 namespace dovetail::models {
 
-/// Stack of Linears, each followed by max(x, 0).
+/// Stack of Linears, each followed by max(x, 0). If its weights are bfloat16, so are the values
+/// between Linears, and the output is float32.
 class Tower : public torch::nn::Module {
  public:
   /// `in` is the number of inputs; widths[i] is the number of outputs of Linear i. Linear i has the
@@ -76,6 +77,11 @@ class Recommender : public torch::nn::Module {
   virtual RecommenderOutput forward(const RecommenderBatch& batch) = 0;
   /// Returns the number of multiplications in the forward pass of one sample.
   virtual double products_per_sample() const;
+  /// Sets the dtype in which Linears compute, float32 or bfloat16: parameters of all Linears except
+  /// heads are converted to it. Everything else stays float32: inputs, outputs, heads, slopes,
+  /// states, interactions and losses. A Linear reads its input in the dtype of its weights. Call it
+  /// before the first forward pass.
+  void set_compute_dtype(at::ScalarType dtype);
 
   const RecommenderConfig& config() const { return config_; }
   const RecommenderInputs& inputs() const { return inputs_; }

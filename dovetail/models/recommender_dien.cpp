@@ -21,7 +21,7 @@ class GatedRecurrence : public torch::nn::Module {
   /// Returns the states (B, L, width), starting from a state of zeros. x is (B, L, in), mask (B, L)
   /// bool, attention (B, L) or undefined. The state does not change where there is no event.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& mask, const at::Tensor& attention) {
-    const at::Tensor projected = input_->forward(x);
+    const at::Tensor projected = wide_linear(*input_, x);
     at::Tensor state = at::zeros({x.size(0), projected.size(2) / 3}, projected.options());
     std::vector<at::Tensor> states;
     for (int64_t t = 0; t < x.size(1); ++t) {
@@ -36,7 +36,7 @@ class GatedRecurrence : public torch::nn::Module {
 
  private:
   at::Tensor next(const at::Tensor& projected, const at::Tensor& state, const at::Tensor& scale) {
-    const auto x = projected.chunk(3, 1), h = state_->forward(state).chunk(3, 1);
+    const auto x = projected.chunk(3, 1), h = wide_linear(*state_, state).chunk(3, 1);
     const at::Tensor gate = at::sigmoid(x[0] + h[0]), reset = at::sigmoid(x[1] + h[1]);
     const at::Tensor proposed = at::tanh(x[2] + reset * h[2]);
     const at::Tensor update = scale.defined() ? scale * gate : gate;
@@ -61,7 +61,7 @@ class AuxiliaryNet : public torch::nn::Module {
 
   /// Maps (B, T, in) to (B, T).
   at::Tensor forward(at::Tensor x) {
-    for (const auto& linear : layers_) x = at::sigmoid(linear->forward(x));
+    for (const auto& linear : layers_) x = at::sigmoid(wide_linear(*linear, x));
     return out_->forward(x).squeeze(2);
   }
 
@@ -127,7 +127,8 @@ class Dien : public Recommender {
   /// is no event.
   at::Tensor attention(const at::Tensor& features, const at::Tensor& states,
                        const at::Tensor& mask) {
-    const at::Tensor projected = attention_->forward(candidate_of(config(), inputs(), features));
+    const at::Tensor projected =
+        wide_linear(*attention_, candidate_of(config(), inputs(), features));
     const at::Tensor scores = at::bmm(states, projected.unsqueeze(2)).squeeze(2);
     // The lowest finite number, since -inf would give NaN for a sample without any event.
     const at::Tensor kept =
@@ -144,10 +145,11 @@ class Dien : public Recommender {
             .transpose(1, 2)
             .flatten(2);
     const at::Tensor before = states.narrow(1, 0, following);
-    const at::Tensor happened =
-        auxiliary_->forward(at::cat({before, events.narrow(1, 1, following)}, 2));
-    const at::Tensor drawn = auxiliary_->forward(at::cat({before, negatives}, 2));
-    const at::Tensor losses = at::softplus(-happened) + at::softplus(drawn);
+    // Both at once: their gradients nearly cancel, and are then summed before they are rounded.
+    const at::Tensor both = at::cat(
+        {at::cat({before, events.narrow(1, 1, following)}, 2), at::cat({before, negatives}, 2)});
+    const auto found = auxiliary_->forward(both).chunk(2);
+    const at::Tensor losses = at::softplus(-found[0]) + at::softplus(found[1]);
     return (losses * batch.negative_mask).sum() *
            (config().auxiliary_weight / static_cast<double>(following));
   }

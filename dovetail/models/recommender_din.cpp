@@ -24,7 +24,7 @@ class ActivationUnit : public torch::nn::Module {
   /// Maps (B, L, in) to (B, L).
   at::Tensor forward(at::Tensor x) {
     for (size_t i = 0; i < layers_.size(); ++i) {
-      x = layers_[i]->forward(x);
+      x = wide_linear(*layers_[i], x);
       x = at::relu(x) - slopes_[i] * at::relu(-x);
     }
     return out_->forward(x).squeeze(2);

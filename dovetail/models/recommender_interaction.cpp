@@ -78,8 +78,9 @@ at::Tensor Interaction::products_of_pairs(const at::Tensor& embeddings) const {
 at::Tensor Interaction::cross(const at::Tensor& x) {
   at::Tensor y = x;
   for (size_t i = 0; i < cross_.size(); ++i) {
-    const at::Tensor in = cross_down_.empty() ? y : cross_down_[i]->forward(y);
-    y = x * cross_[i]->forward(in) + y;
+    const at::Tensor in =
+        cross_down_.empty() ? y : cross_down_[i]->forward(in_dtype_of(*cross_down_[i], y));
+    y = x * wide_linear(*cross_[i], in) + y;
   }
   return y;
 }

@@ -33,7 +33,7 @@ class Mmoe : public Recommender {
     for (const auto& expert : experts_) found.push_back(expert->forward(x));
     const at::Tensor experts = at::stack(found, 1);  // (B, experts, width)
     for (size_t k = 0; k < tasks_.size(); ++k) {
-      const at::Tensor gate = at::softmax(gates_[k]->forward(x), 1);
+      const at::Tensor gate = at::softmax(wide_linear(*gates_[k], x), 1);
       const at::Tensor mixed = at::bmm(gate.unsqueeze(1), experts).squeeze(1);
       logits.push_back(heads_[k]->forward(tasks_[k]->forward(mixed)));
     }

@@ -92,12 +92,18 @@ std::shared_ptr<Recommender> make_can(const RecommenderConfig& config,
 std::shared_ptr<Recommender> make_mmoe(const RecommenderConfig& config,
                                        const RecommenderInputs& inputs, c10::Device device);
 
-/// Creates a Linear of a model, uninitialised. It is quantized if the training recipe (mx/recipe.h)
-/// quantizes Linears of towers.
+/// Creates a Linear of a model, uninitialised. Recommender::set_compute_dtype sets its dtype.
 std::shared_ptr<mx::Linear> tower_linear(int64_t in, int64_t out, const std::string& name,
                                          c10::Device device, bool bias = true);
-/// Creates the last Linear of a model, with a bias and one output. It is not quantized.
+/// Creates the last Linear of a model, with a bias and one output. It stays float32.
 std::shared_ptr<mx::Linear> head_linear(int64_t in, const std::string& name, c10::Device device);
+
+/// Returns x in the dtype of the weights of `linear`.
+at::Tensor in_dtype_of(const mx::Linear& linear, const at::Tensor& x);
+/// Returns x in float32 if it is bfloat16, otherwise x.
+at::Tensor widened(const at::Tensor& x);
+/// Returns widened(linear(x)). The product is in the dtype of the weights.
+at::Tensor wide_linear(mx::Linear& linear, const at::Tensor& x);
 
 /// Returns the embeddings of the candidate, (B, num_targets * dim): the embeddings of all features
 /// that share a table with a sequence, concatenated. `features` is the result of

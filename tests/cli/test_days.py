@@ -33,6 +33,8 @@ lr = 0.1
 batch = 16
 [schedule]
 decay = "constant"
+[precision]
+recipe = "fp32"
 [checkpoint]
 every_steps = "end"
 [log]

@@ -58,6 +58,8 @@ sparse = [{ columns = ["user"], num_rows = 30 }, { columns = ["item"], num_rows 
 [train]
 steps = 4
 batch = 32
+[precision]
+recipe = "fp32"
 """
 IMAGES = """
 [run]
@@ -633,6 +635,10 @@ OTHERS = [
     ("rows", ["images.crop=random"], "images.crop"),
     ("images", ["model.layers=3"], "model.layers"),
     ("images", ["precision.recipe=bf16"], "precision.recipe"),
+    ("rows", ["precision.recipe=mxfp8"], "precision.recipe"),
+    ("rows", ["precision.gemm=native"], "precision.gemm"),
+    ("rows", [other_recipe('layers="*"', 'recipe="bf16"')], "precision.override"),
+    ("rows", ['precision.recipes=[{name="mine"}]'], "precision.recipes"),
     ("images", ["images.validation_fraction=0", "eval.every_steps=2"], "eval.every_steps"),
     ("rows", ["model.preset=llama-1b"], "model.preset"),
     ("gpt", ["run.start_from=old"], "run.start_from"),

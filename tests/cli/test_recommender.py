@@ -10,6 +10,7 @@ import sklearn.metrics
 import torch
 from cli import dovetail, dovetail_json
 from dovetail.recommender import features
+from safetensors.torch import load_file
 
 MODELS = ["wide_deep", "deepfm", "dlrm", "dcnv2", "din", "dien", "can", "mmoe"]
 DYNAMIC_MODELS = ["deepfm", "din", "can", "mmoe"]  # tables without a fixed vocabulary; some ids have no row
@@ -78,6 +79,8 @@ override = [{ tables = ["item", "user"], optimizer = "adam", lr = 0.02 }]
 [train]
 steps = 30
 batch = 64
+[precision]
+recipe = "fp32"
 [checkpoint]
 every_steps = "end"
 [eval]
@@ -186,6 +189,44 @@ def test_pytorch_scores_rows_as_eval_does(trained):
         assert measured[task]["log_loss"] == pytest.approx(sklearn.metrics.log_loss(labels, of_task), abs=1e-5)
 
 
+@pytest.mark.parametrize("model", ["dlrm", "dien", "mmoe"])
+def test_a_run_in_bfloat16_is_measured_in_its_numbers_and_exported_in_float32(model, tmp_path):
+    write_rows(tmp_path / "rows.tsv")
+    write_config(tmp_path, model)
+    said = dovetail(
+        *["train", f"{model}.toml", "--set", "run.folder=run", "--set", "precision.recipe=bf16"], folder=tmp_path
+    ).stderr
+    assert "tables · bf16 ·" in said
+    loss, _, tasks = last_validation(tmp_path / "run")
+    dovetail("export", "run", "--out", "exported", folder=tmp_path)
+    for source in ("run", "exported"):
+        found = dovetail_json("eval", source, folder=tmp_path)
+        assert found["precision"] == {"recipe": "bf16"}
+        assert found["validation"]["loss"] == loss
+        assert {name: task["auc"] for name, task in found["validation"]["tasks"].items()} == {
+            name: task["auc"] for name, task in tasks.items()
+        }
+    tensors = load_file(tmp_path / "exported/model.safetensors")
+    weight = next(tensor for name, tensor in tensors.items() if name.startswith("model.") and tensor.dim() == 2)
+    assert weight.dtype == torch.float32
+    assert not torch.equal(weight, weight.bfloat16().float())
+    # PyTorch computes with the masters, as --precision float32 does.
+    dovetail(
+        *["eval", "run", "--precision", "float32", "--split", "all", "--predictions", "scores.csv"], folder=tmp_path
+    )
+    wide = dovetail_json("eval", "run", "--precision", "float32", folder=tmp_path)
+    assert wide["precision"] == {"recipe": "fp32"}
+    assert wide["validation"]["loss"] != loss
+    assert wide["validation"]["loss"] == pytest.approx(loss, rel=1e-2)
+    with (tmp_path / "rows.tsv").open() as file:
+        rows = [{k: v or None for k, v in row.items()} for row in csv.DictReader(file, delimiter="\t")]
+    trained = package.recommender.load(tmp_path / "exported")
+    with torch.no_grad():
+        found = trained(trained.encode({key: [row[key] for row in rows] for key in rows[0]})).sigmoid()
+    expected = torch.tensor([s for _, _, s in predictions(tmp_path / "scores.csv")[1]])
+    assert (found - expected).abs().max() < 1e-5
+
+
 def test_encode_takes_cells_as_the_run_read_them():
     """Booleans, floats that a null made of integers and empty texts, as tests/data/row_pairs_test.cpp has them."""
     feature = {
@@ -257,7 +298,7 @@ def test_errors_say_what_where_and_what_to_do(one):
     assert "renamed.tsv" in json.dumps(error)
     for words, part in [
         (["--shots", "2"], "--shots, --limit and --log-items are about --task or --suite"),
-        (["--precision", "bf16"], "--precision does nothing here"),
+        (["--precision", "mxfp8"], "--precision mxfp8: a recommender computes in FP32 or BF16"),
         (["--predictions", "scores.parquet"], "name a .csv file"),
         (["--data", "none.tsv"], "names no file"),
     ]:
@@ -302,6 +343,7 @@ def test_pytorch_takes_ids_of_any_type_as_eval_does(tmp_path, kind, ids):
         '[run]\nname = "x"\n[recommender]\nmodel = "dlrm"\ndim = 4\nbottom = [8]\ndeep = [8]\n[rows]\n'
         'files = ["x.parquet"]\nlabel = "label"\n[[rows.dense]]\ncolumns = ["price"]\n'
         f'[[rows.sparse]]\ncolumns = ["user"]\nids = "{ids}"\nnum_rows = 32\n[train]\nsteps = 20\nbatch = 16\n'
+        '[precision]\nrecipe = "fp32"\n'
     )
     dovetail("train", "run.toml", "--set", "run.folder=run", folder=tmp_path)
     dovetail("export", "run", "--out", "exported", folder=tmp_path)

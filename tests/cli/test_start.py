@@ -41,6 +41,8 @@ steps = 40
 batch = 32
 [schedule]
 decay = "constant"
+[precision]
+recipe = "fp32"
 [checkpoint]
 every_steps = "end"
 [eval]

@@ -357,6 +357,8 @@ columns = ["price"]
 [[rows.sparse]]
 columns = ["user"]
 num_rows = 32
+[precision]
+recipe = "fp32"
 [train]
 steps = 2
 batch = 8

@@ -1,10 +1,14 @@
-"""Recommenders from their papers, sample by sample in float64: the reference of recommender_oracle_test.cpp.
+"""Recommenders from their papers, sample by sample in float64.
+
+They are the reference of recommender_oracle_test.cpp and recommender_bfloat16_test.cpp.
 
 usage: recommender_oracle.py FOLDER. Reads each NAME.json (config, inputs) with NAME.safetensors (parameters as
 "model.*", dense, embedded, mask, negative_mask, cotangent). Writes NAME.expected.safetensors:
 
 - logits and auxiliary
 - grad.embedded and grad.PARAMETER for the loss (logits * cotangent).sum() + auxiliary
+- the same with the prefix "bf16.": each Linear except heads reads and returns bfloat16. Products and sums are exact,
+  and each result is rounded once
 - "without.WHAT" for each definition in WITHOUT: the output of a model that lacks it
 """
 
@@ -22,21 +26,44 @@ WITHOUT = {
     "can": ["order 2", "the item's own MLP"],
     "mmoe": ["a gate per task"],
 }
+HEADS = ("head", "wide", "attention.out", "auxiliary.out")
+
+
+class Rounded(torch.autograd.Function):
+    """The nearest bfloat16 number, and so for the gradient."""
+
+    @staticmethod
+    def forward(_, x):
+        return x.bfloat16().double()
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient.bfloat16().double()
 
 
 class Model:
-    def __init__(self, spec, parameters, without=None):
+    def __init__(self, spec, parameters, without=None, bfloat16=False):
         self.config, self.inputs = spec["config"], spec["inputs"]
-        self.p, self.without = parameters, without
+        self.bfloat16, self.without = bfloat16, without
+        self.p = {
+            name: Rounded.apply(p) if self.is_narrow(name) and not name.endswith("_slope") else p
+            for name, p in parameters.items()
+        }
+
+    def is_narrow(self, name):
+        return self.bfloat16 and not name.startswith(HEADS)
 
     def linear(self, name, x):
         bias = self.p.get(name + ".bias")
-        return self.p[name + ".weight"] @ x + (0 if bias is None else bias)
+        if self.is_narrow(name):
+            x = Rounded.apply(x)
+        y = self.p[name + ".weight"] @ x + (0 if bias is None else bias)
+        return Rounded.apply(y) if self.is_narrow(name) else y
 
     def tower(self, name, x):
         layer = 0
         while f"{name}.{layer}.weight" in self.p:
-            x = self.linear(f"{name}.{layer}", x).clamp(min=0)
+            x = self.linear(f"{name}.{layer}", x).relu()
             layer += 1
         return x
 
@@ -154,6 +181,43 @@ class Model:
         logit = self.deep(dense, features.flatten(), sequences.sum(1).flatten(), *found)
         return logit, torch.zeros((), dtype=torch.float64)
 
+    def vectors(self, embedded):
+        """The embeddings of an embedded row, and the weights of its wide part."""
+        width = self.inputs["sparse"] * self.config["dim"]
+        return embedded[:width].view(self.inputs["sparse"], -1), embedded[width:]
+
+    def pairs(self, vectors):
+        return torch.stack([vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)])
+
+    def wide_deep(self, dense, embedded, *_):
+        """Cheng et al. 2016: a linear model of all features beside the deep part."""
+        vectors, wide = self.vectors(embedded)
+        logit = self.deep(dense, vectors.flatten()) + wide.sum() + self.linear("wide", dense)
+        return logit, torch.zeros((), dtype=torch.float64)
+
+    def deepfm(self, dense, embedded, *_):
+        """Guo et al. 2017: equations 1 and 2."""
+        vectors, wide = self.vectors(embedded)
+        logit = self.deep(dense, vectors.flatten()) + wide.sum() + self.pairs(vectors).sum()
+        return logit, torch.zeros((), dtype=torch.float64)
+
+    def dlrm(self, dense, embedded, *_):
+        """Naumov et al. 2019, section 2.1.4."""
+        bottom = self.tower("bottom", dense)
+        logit = self.deep(bottom, self.pairs(torch.cat([bottom[None], self.vectors(embedded)[0]])))
+        return logit, torch.zeros((), dtype=torch.float64)
+
+    def dcnv2(self, dense, embedded, *_):
+        """Wang et al. 2021: equations 1 and 2."""
+        first = x = torch.cat([dense, embedded])
+        for layer in range(self.config["cross_layers"]):
+            down = self.linear(f"cross_down{layer}", x) if self.config["cross_rank"] else x
+            x = first * self.linear(f"cross{layer}", down) + x
+        if self.config["cross"] == "stacked":
+            return self.deep(x), torch.zeros((), dtype=torch.float64)
+        logit = self.linear("head", torch.cat([x, self.tower("deep", first)]))
+        return logit, torch.zeros((), dtype=torch.float64)
+
     def mmoe(self, dense, embedded, *_):
         """Ma et al. 2018: equations 6 and 7."""
         x = torch.cat([dense, embedded])
@@ -174,11 +238,14 @@ def main(folder):
         inputs = [tensors.pop(name) for name in ("dense", "embedded", "mask", "negative_mask")]
         parameters = {name.removeprefix("model."): tensor.requires_grad_() for name, tensor in tensors.items()}
         inputs[1].requires_grad_()
-        logits, auxiliary = Model(spec, parameters)(*inputs)
-        ((logits * cotangent).sum() + auxiliary).backward()
-        expected = {"logits": logits.detach(), "auxiliary": auxiliary.detach(), "grad.embedded": inputs[1].grad}
-        expected |= {"grad." + name: parameter.grad for name, parameter in parameters.items()}
-        for what in WITHOUT[spec["config"]["model"]]:
+        expected = {}
+        for prefix in ("", "bf16."):
+            logits, auxiliary = Model(spec, parameters, bfloat16=prefix != "")(*inputs)
+            named = {"embedded": inputs[1]} | parameters
+            gradients = torch.autograd.grad((logits * cotangent).sum() + auxiliary, list(named.values()))
+            expected |= {prefix + "logits": logits.detach(), prefix + "auxiliary": auxiliary.detach()}
+            expected |= {f"{prefix}grad.{name}": g for name, g in zip(named, gradients, strict=True)}
+        for what in WITHOUT.get(spec["config"]["model"], []):
             with torch.no_grad():
                 found = Model(spec, parameters, without=what)(*inputs)
             expected["without." + what] = torch.cat([found[0].flatten(), found[1].reshape(1)])

@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     (folder / "run.toml").write_text(
         f'[recommender]\nmodel = "dlrm"\ndim = 64\nbottom = [16]\ndeep = [32]\ngrain = {GRAIN}\n'
         f'[rows]\nfiles = ["rows.tsv"]\nlabel = "label"\ndense = [{{ columns = ["x"] }}]\nsparse = [{sparse}]\n'
-        f'[embedding]\ntransfer = "bags"\n[train]\nbatch = {BATCH}\nsteps = 12\n'
+        f'[precision]\nrecipe = "fp32"\n[embedding]\ntransfer = "bags"\n[train]\nbatch = {BATCH}\nsteps = 12\n'
         "[schedule]\nwarmup_steps = 0\n[checkpoint]\nevery_steps = 0\n[log]\ntensorboard = false\n"
         f"trace_steps = {list(STEPS)}\n"
     )

@@ -97,6 +97,8 @@ files = ["rows.tsv"]
 label = "clicked"
 dense = [{ columns = "size", transform = "standard" }]
 sparse = [{ columns = "user", num_rows = 50 }, { columns = "item", num_rows = 60 }]
+[precision]
+recipe = "fp32"
 [embedding]
 sharding = "row"
 [train]

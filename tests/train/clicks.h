@@ -62,6 +62,7 @@ class Clicks {
     config.optimizer.weight_decay = 0;
     config.train.steps = 200;
     config.train.batch = 128;
+    config.precision.recipe = "fp32";
     config.checkpoint.every_steps = train::CheckpointSection::kEnd;
     config.eval.every_steps = 100;
     config.log.tensorboard = false;

@@ -104,10 +104,16 @@ TEST_F(RunConfigFile, RefusesWhatTheTaskDoesNotRead) {
       "sparse = [{ columns = \"user\", num_rows = 9 }]\n";
   EXPECT_EQ(refusal(clicks), "accepted");
   EXPECT_EQ(refusal(clicks + "[memory]\nbudget = \"0.5x\"\n"), "accepted");
+  for (const std::string recipe : {"auto", "fp32", "bf16"})
+    EXPECT_EQ(refusal(clicks + "[precision]\nrecipe = \"" + recipe + "\"\n"), "accepted");
   const std::pair<const char*, const char*> cases[] = {
       {"[model]\nlayers = 3\n", "model.layers = 3 does nothing: this run trains a recommender"},
       {"[data]\ntext = [\"a\"]\n", "data.text.0"},
-      {"[precision]\nrecipe = \"mxfp8\"\n", "precision.recipe"},
+      {"[precision]\nrecipe = \"mxfp8\"\n",
+       "precision.recipe = \"mxfp8\": a recommender computes in FP32 or BF16"},
+      {"[precision]\ngemm = \"native\"\n", "precision.gemm"},
+      {"[[precision.override]]\nlayers = [\"deep.*\"]\nrecipe = \"bf16\"\n", "precision.override"},
+      {"[[precision.recipes]]\nname = \"mine\"\n", "precision.recipes"},
       {"[parallel]\nexpert = 2\n", "parallel.expert"},
       {"day = \"date\"\n[memory]\nbudget = \"0.5x\"\n",
        "memory.budget does not work with rows.day = \"date\""},

@@ -62,6 +62,7 @@ class LargeTables : public ::testing::Test {
     config.schedule.decay = "constant";
     config.train.steps = kSteps;
     config.train.batch = kBatch;
+    config.precision.recipe = "fp32";
     config.checkpoint.every_steps = CheckpointSection::kEnd;
     config.log.tensorboard = false;
     return config;

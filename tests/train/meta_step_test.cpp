@@ -223,7 +223,7 @@ TEST(MetaStep, AMixtureReadsNoMoreThanToday) {
 }
 
 /// The dense part of a recommender's step: forward, backward, norm, update.
-Seen recommender_step_on_meta(const std::string& name) {
+Seen recommender_step_on_meta(const std::string& name, at::ScalarType compute) {
   models::RecommenderConfig config;
   config.model = name;
   config.dim = 8;
@@ -237,6 +237,7 @@ Seen recommender_step_on_meta(const std::string& name) {
   models::forget_unread_keys(config, inputs);
   const auto model = models::make_recommender(config, inputs, c10::kMeta);
   train::Optimizer optimizer(*model, {});
+  model->set_compute_dtype(compute);
   optimizer.bind(*model);
   const auto group = comm::local_groups(1)[0];
   comm::GradientReducer reducer(group, optimizer.parameters(), {.bucket_bytes = 1 << 20});
@@ -279,9 +280,12 @@ Seen recommender_step_on_meta(const std::string& name) {
 TEST(MetaStep, TheDensePartOfARecommenderReadsFromTheDeviceOnce) {
   for (const std::string name :
        {"wide_deep", "deepfm", "dlrm", "dcnv2", "din", "dien", "can", "mmoe"}) {
-    const Seen found = recommender_step_on_meta(name);
-    EXPECT_THAT(found.host_reads, ::testing::SizeIs(1)) << name;
-    EXPECT_THAT(found.mixed, ::testing::IsEmpty()) << name;
+    for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(name + " " + c10::toString(compute));
+      const Seen found = recommender_step_on_meta(name, compute);
+      EXPECT_THAT(found.host_reads, ::testing::SizeIs(1));
+      EXPECT_THAT(found.mixed, ::testing::IsEmpty());
+    }
   }
 }
 

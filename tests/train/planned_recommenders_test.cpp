@@ -30,6 +30,18 @@ INSTANTIATE_TEST_SUITE_P(Models, PlannedRecommender,
                                            std::pair("dcnv2", SlowTier::kNone),
                                            std::pair("mmoe", SlowTier::kNone)));
 
+TEST(PlannedRecommenders, InBFloat16GiveTheSameBits) {
+  const Histories data;
+  for (const char* const model : {"dlrm", "dien"}) {
+    RunConfig plain = config_of(model, data, std::string(model) + " plain"),
+              planned = config_of(model, data, std::string(model) + " planned");
+    plain.precision.recipe = planned.precision.recipe = "bf16";
+    planned.memory.budget = "0.95x";
+    expect_the_same_bits(plain, planned);
+    expect_within_budget(planned);
+  }
+}
+
 TEST(PlannedRecommenders, ResumeBitForBit) {
   const Histories data;
   const RunConfig uncut = config_of("dlrm", data, "uncut");

@@ -56,7 +56,7 @@ class EvalCommand : public Command {
         .completes(Completion::kFile);
     arguments.option("--precision", "RECIPE", &precision_,
                      "Number formats of a GPT: float32, bf16, mxfp8, ... or a recipe of the run's "
-                     "config (the run's own, with its overrides)");
+                     "config (the run's own, with its overrides). A recommender: float32 or bf16");
     arguments
         .option("--max-tokens", "N", &max_tokens_,
                 "Evenly spread windows of about N tokens; 0: the whole split (0)")
@@ -109,6 +109,7 @@ class EvalCommand : public Command {
       add_vision(stored, result, rows);
     } else if (stored.config.kind() == train::RunKind::kRecommender) {
       rows_.files = data_;
+      rows_.precision = precision_;
       evaluate_recommender(std::move(stored), rows_, result, rows);
     } else {
       const train::LoadedModel loaded = train::load_model(stored, precision_);
@@ -139,7 +140,7 @@ class EvalCommand : public Command {
     const bool gpt = config.kind() == train::RunKind::kGpt,
                recommends = config.kind() == train::RunKind::kRecommender;
     only("--max-tokens", max_tokens_ > 0, gpt);
-    only("--precision", !precision_.empty(), gpt);
+    only("--precision", !precision_.empty(), gpt || recommends);
     only("--task and --suite", tasks_.any(), gpt);
     only("--split", !rows_.split.empty(), recommends);
     only("--max-rows", rows_.max_rows > 0, recommends);

@@ -129,7 +129,10 @@ void evaluate_recommender(train::StoredRun stored, const RecommenderEvaluation& 
                           std::vector<std::vector<std::string>>& rows) {
   const auto group = comm::world_from_environment();
   check_options(options, *group);
-  const train::TrainedRecommender recommender(std::move(stored));
+  const std::string precision = train::choose_recommender_precision(stored, options.precision);
+  const train::TrainedRecommender recommender(std::move(stored), precision);
+  result["precision"] = {{"recipe", precision}};
+  rows.push_back({"precision", precision});
   const Evaluated found = score_all(recommender, options, group);
   const train::Validation& validation = found.validation;
   const std::vector<std::string>& files =

@@ -14,6 +14,7 @@ struct RecommenderEvaluation {
   /// Part of the rows: "train", "validation" or "all". Empty: "validation" if `files` is empty,
   /// else "all".
   std::string split;
+  std::string precision;    ///< "float32" or "bf16"; empty: as the run trained
   std::string predictions;  ///< CSV file for the score of each row; empty: none is written
   int64_t max_rows = 0;  ///< maximum number of rows to score, beginning with the first row; 0: all
 };

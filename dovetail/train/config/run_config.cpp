@@ -269,7 +269,8 @@ void PrecisionSection::describe(Section& s) {
   s.value("recipe", recipe,
           fmt::format("auto: bf16 if a 50 ms probe of matrix products measures it as faster, else "
                       "fp32. fp64: for exactness tests. The other recipes compute in bf16 and "
-                      "quantize the Linears of all blocks: {}; or a recipe of precision.recipes",
+                      "quantize the Linears of all blocks: {}; or a recipe of precision.recipes. "
+                      "A recommender takes auto, fp32 and bf16",
                       fmt::join(quantizing_recipes(), "; ")));
   s.value("gemm", gemm,
           "Products of quantized Linears. emulated: multiply the decoded numbers, on any device. "

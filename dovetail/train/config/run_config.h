@@ -112,7 +112,8 @@ struct PrecisionOverride {
 /// Section [precision]: number formats of training. A recipe names the formats of weights,
 /// activations and gradients in the products of Linears (mx/recipe.h).
 struct PrecisionSection {
-  std::string recipe = "auto";  ///< auto | fp32 | bf16 | fp64 (for tests) | a quantizing recipe
+  /// auto | fp32 | bf16 | fp64 (for tests) | a quantizing recipe. Recommenders: the first three.
+  std::string recipe = "auto";
   /// emulated | native: matrix products of quantized Linears. emulated: multiply the decoded
   /// numbers, on any device. native: multiply the codes on the GPU by cuBLASLt.
   std::string gemm = "emulated";

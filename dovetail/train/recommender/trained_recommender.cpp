@@ -19,6 +19,7 @@
 #include "dovetail/train/embedding_tables/checkpoint.h"
 #include "dovetail/train/embedding_tables/hashed.h"
 #include "dovetail/train/loop/resume.h"
+#include "dovetail/train/numerics/model_precision.h"
 #include "dovetail/train/run/stored_run.h"
 
 namespace dovetail::train {
@@ -27,6 +28,10 @@ namespace {
 constexpr const char *kTensorFile = "model.safetensors", *kJsonFile = "recommender.json",
                      *kFormat = "dovetail.recommender";
 constexpr int64_t kVersion = 1;
+
+std::string precision_of_run(const StoredRun& stored) {
+  return stored_choice(stored.snapshot.state, "precision").value_or("fp32");
+}
 
 std::string weight_name(const embedding::TableSpec& table) {
   return table_tensor(table.name, "weight");
@@ -92,8 +97,9 @@ void copy(const at::Tensor& tensor, const std::string& name, const std::filesyst
 
 }  // namespace
 
-TrainedRecommender::TrainedRecommender(StoredRun stored)
+TrainedRecommender::TrainedRecommender(StoredRun stored, const std::string& precision)
     : config_(stored.config),
+      trained_in_(precision_of_run(stored)),
       step_(stored.snapshot.step),
       scales_(dense_scales(stored.snapshot.state)),
       model_(models::make_recommender(config_.recommender, recommender_inputs(config_))),
@@ -122,7 +128,16 @@ TrainedRecommender::TrainedRecommender(StoredRun stored)
     copy(decoded(take(tensors, name, stored.checkpoint), lookups_.pack().row_dtype, table.dim),
          name, stored.checkpoint, rows);
   }
+  model_->set_compute_dtype(compute_dtype(precision));
   model_->eval();
+}
+
+std::string choose_recommender_precision(const StoredRun& stored, const std::string& asked) {
+  if (asked.empty()) return precision_of_run(stored);
+  if (asked == "float32" || asked == "fp32") return "fp32";
+  if (asked == "bf16") return asked;
+  throw UserError(fmt::format("--precision {}: a recommender computes in FP32 or BF16", asked),
+                  "use float32 or bf16");
 }
 
 at::Tensor TrainedRecommender::logits(const data::RowBatch& batch) const {
@@ -177,6 +192,7 @@ void export_recommender(const TrainedRecommender& recommender,
       {"format", kFormat},
       {"version", kVersion},
       {"step", recommender.step()},
+      {"precision", recommender.trained_in()},
       {"tensors", {{"file", kTensorFile}, {"sha256", sha256}}},
       {"hashing",
        {{"function", "xxh64"},

@@ -20,11 +20,13 @@ namespace dovetail::train {
 /// vocabulary: it has a row for each key that it has seen and kept.
 class TrainedRecommender {
  public:
-  /// Takes over the tensors of `stored`. Throws UserError if the tensors or the scales of dense
-  /// columns do not match the config.
-  explicit TrainedRecommender(StoredRun stored);
+  /// Takes over the tensors of `stored`. The dense part computes in `precision`, "fp32" or "bf16".
+  /// Throws UserError if the tensors or the scales of dense columns do not match the config.
+  explicit TrainedRecommender(StoredRun stored, const std::string& precision = "fp32");
 
   const RunConfig& config() const { return config_; }
+  /// Returns the precision in which the run trained: "fp32" or "bf16".
+  const std::string& trained_in() const { return trained_in_; }
   /// Returns the step of the checkpoint.
   int64_t step() const { return step_; }
   /// Returns the scales (mean and deviation) by which the loader of rows must transform dense
@@ -34,7 +36,8 @@ class TrainedRecommender {
   /// are already transformed by `scales`.
   at::Tensor logits(const data::RowBatch& batch) const;
   /// Returns views of all tensors: "model.<parameter>" and "embedding.<table>.weight" (rows, dim).
-  /// A hashed table also has its keys, "embedding.<table>.keys" (rows).
+  /// A hashed table also has its keys, "embedding.<table>.keys" (rows). Parameters of Linears have
+  /// the dtype in which they compute.
   std::map<std::string, at::Tensor> tensors() const;
 
  private:
@@ -42,6 +45,7 @@ class TrainedRecommender {
   embedding::Jagged rows_of(embedding::Jagged ids) const;
 
   RunConfig config_;
+  std::string trained_in_;
   int64_t step_;
   std::vector<data::DenseScale> scales_;
   std::shared_ptr<models::Recommender> model_;
@@ -54,8 +58,13 @@ class TrainedRecommender {
   std::vector<at::Tensor> keys_;
 };
 
-/// Exports a recommender: writes model.safetensors and recommender.json (docs/recommenders.md) into
-/// `folder`. `dovetail eval` and dovetail.recommender.load of the Python package read them.
+/// Chooses the precision for --precision. If `asked` is empty, it is the precision in which the run
+/// trained. Throws UserError unless `asked` is "float32", "fp32" or "bf16".
+std::string choose_recommender_precision(const StoredRun& stored, const std::string& asked);
+
+/// Exports a recommender that computes in "fp32": writes model.safetensors and recommender.json
+/// (docs/recommenders.md) into `folder`. `dovetail eval` and dovetail.recommender.load of the
+/// Python package read them.
 void export_recommender(const TrainedRecommender& recommender, const std::filesystem::path& folder);
 
 /// Returns true if `folder` has a recommender.json.

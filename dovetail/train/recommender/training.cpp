@@ -114,6 +114,7 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   count_ids();
   tables_group_ = group_->split({ranks_of(*group_)});
   optimizer_.emplace(*model_, config.optimizer);
+  model_->set_compute_dtype(run_.precision.compute);
   model_->to(run_.device);
   optimizer_->bind(*model_);
   step_.emplace(model_, *lookups_, *optimizer_, group_,

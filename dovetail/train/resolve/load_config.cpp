@@ -11,6 +11,7 @@
 #include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/ranks/batch_shares.h"
 #include "dovetail/train/resolve/resolve_executors.h"
+#include "dovetail/train/resolve/resolve_recommender.h"
 #include "dovetail/train/resolve/unread_keys.h"
 
 namespace dovetail::train {
@@ -70,6 +71,7 @@ void check_run_config(const RunConfig& config) {
   }
   check_steps(config);
   check_precision(config.precision);
+  if (config.kind() == RunKind::kRecommender) check_recommender_recipe(config.precision);
   check_memory(config);
   user_check(config.train.micro_batch <= config.train.batch,
              "train.micro_batch = {} is larger than train.batch = {}", config.train.micro_batch,

@@ -230,7 +230,8 @@ void check_memory_plan(const ResolvedRun& run, const models::GPT& model) {
 
 void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
                                 const std::optional<std::string>& kept_precision) {
-  if (run.config.kind() == RunKind::kRecommender) return resolve_recommender_size(run, group);
+  if (run.config.kind() == RunKind::kRecommender)
+    return resolve_recommender_size(run, group, kept_precision);
   if (run.config.kind() == RunKind::kVision) return resolve_vision_size(run, group);
   run.precision = resolve_precision(run.config.precision.recipe, kept_precision, run.device, group);
   // Built on the meta device. Mistakes in the recipes of layers show before any memory is taken.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
@@ -44,12 +43,24 @@ TotalSize size_of(const embedding::PackSpec& pack) {
   return sizes;
 }
 
-int64_t dense_parameters(const RunConfig& config) {
-  const auto parameters =
-      models::make_recommender(config.recommender, recommender_inputs(config), c10::kMeta)
-          ->parameters();
-  return std::accumulate(parameters.begin(), parameters.end(), int64_t{0},
-                         [](int64_t sum, const at::Tensor& p) { return sum + p.numel(); });
+/// Sizes of the dense part.
+struct DenseSize {
+  int64_t parameters = 0, weight_bytes = 0;
+  int64_t master_bytes = 0;  ///< float32 copies of bfloat16 weights
+  double flops = 0;          ///< for one sample
+};
+
+DenseSize dense_size(const RunConfig& config, at::ScalarType compute) {
+  const auto model =
+      models::make_recommender(config.recommender, recommender_inputs(config), c10::kMeta);
+  model->set_compute_dtype(compute);
+  DenseSize size = {.flops = models::flops_per_sample(*model)};
+  for (const at::Tensor& parameter : model->parameters()) {
+    size.parameters += parameter.numel();
+    size.weight_bytes += static_cast<int64_t>(parameter.nbytes());
+    if (parameter.scalar_type() != at::kFloat) size.master_bytes += kFloat * parameter.numel();
+  }
+  return size;
 }
 
 /// Returns the fraction of a rank's rows and state that is in memory.
@@ -120,17 +131,25 @@ void check_recommender_on_gpu(const RunConfig& config) {
     throw UserError("memory.budget does not work with a recommender on a GPU yet", kHelp);
 }
 
-void resolve_recommender_size(ResolvedRun& run, comm::Group& group) {
-  run.precision = resolve_precision("fp32", std::nullopt, run.device, group);
-  run.precision.recipe = run.config.precision.recipe;
+void check_recommender_recipe(const PrecisionSection& config) {
+  const std::string& recipe = config.recipe;
+  if (recipe != "auto" && recipe != "fp32" && recipe != "bf16")
+    throw UserError(
+        fmt::format("precision.recipe = \"{}\": a recommender computes in FP32 or BF16", recipe),
+        "use precision.recipe = \"auto\", \"fp32\" or \"bf16\"");
+}
+
+void resolve_recommender_size(ResolvedRun& run, comm::Group& group,
+                              const std::optional<std::string>& kept_precision) {
+  run.precision = resolve_precision(run.config.precision.recipe, kept_precision, run.device, group);
   const RunConfig& config = run.config;
   const TotalSize tables = size_of(RecommenderLookups(config).pack());
-  const int64_t dense = dense_parameters(config);
+  const DenseSize dense_part = dense_size(config, run.precision.compute);
+  const int64_t dense = dense_part.parameters;
   run.size = {.parameters = dense + tables.elements,
               .parameters_without_embedding = dense,
               .active_parameters = dense + tables.columns,
-              .flops_per_token = models::flops_per_sample(*models::make_recommender(
-                  config.recommender, recommender_inputs(config), c10::kMeta))};
+              .flops_per_token = dense_part.flops};
   // A micro-batch has the tables' output, a copy of it with the dense features, and the gradients
   // of both. The whole batch has the gradients of the tables' output.
   const int64_t wide = tables.columns + config.rows.num_dense();
@@ -140,9 +159,9 @@ void resolve_recommender_size(ResolvedRun& run, comm::Group& group) {
   const auto in_memory = [&](int64_t bytes) {
     return static_cast<int64_t>(share * static_cast<double>(bytes));
   };
-  run.memory = {.weights = kFloat * dense + in_memory(row_bytes),
+  run.memory = {.weights = dense_part.weight_bytes + in_memory(row_bytes),
                 .gradients = kFloat * (dense + config.train.batch * tables.columns),
-                .optimizer = kFloat * 2 * dense + in_memory(state_bytes),
+                .optimizer = kFloat * 2 * dense + dense_part.master_bytes + in_memory(state_bytes),
                 .activations = kFloat * run.micro_batch * 4 * wide,
                 .checkpoint = kFloat * 3 * dense,
                 .all_gradients = kFloat * dense,

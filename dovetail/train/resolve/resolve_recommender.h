@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "dovetail/comm/group.h"
@@ -15,9 +16,13 @@ void check_recommender(const ResolvedRun& run);
 /// Throws UserError naming the key if the recommender has something that works on a CPU only.
 void check_recommender_on_gpu(const RunConfig& config);
 
-/// Sets `precision`, `size` (parameters, FLOPs) and `memory` (estimated bytes) of `run`. The
-/// precision is always fp32. All ranks call this together.
-void resolve_recommender_size(ResolvedRun& run, comm::Group& group);
+/// Throws UserError if precision.recipe is not "auto", "fp32" or "bf16".
+void check_recommender_recipe(const PrecisionSection& config);
+
+/// Sets `precision`, `size` (parameters, FLOPs) and `memory` (estimated bytes) of `run`.
+/// `kept_precision` is as in resolve_precision. All ranks call this together.
+void resolve_recommender_size(ResolvedRun& run, comm::Group& group,
+                              const std::optional<std::string>& kept_precision);
 
 /// Returns the beginning of summary_line: parameters of the dense part, then parameters in tables.
 /// Example: "dlrm 12 k parameters, 1.3 M in 8 tables · fp32".

@@ -24,10 +24,14 @@ struct KindsOfKey {
 constexpr std::initializer_list<RunKind> kGpt = {RunKind::kGpt},
                                          kRecommender = {RunKind::kRecommender},
                                          kVision = {RunKind::kVision};
-constexpr std::initializer_list<RunKind> kSamples = {RunKind::kRecommender, RunKind::kVision};
+constexpr std::initializer_list<RunKind> kSamples = {RunKind::kRecommender, RunKind::kVision},
+                                         kGptOrRecommender = {RunKind::kGpt, RunKind::kRecommender};
 constexpr KindsOfKey kKindsOfKeys[] = {{"/model/", kGpt},
                                        {"/data/", kGpt},
-                                       {"/precision/", kGpt},
+                                       {"/precision/recipe", kGptOrRecommender},
+                                       {"/precision/recipes", kGpt},
+                                       {"/precision/gemm", kGpt},
+                                       {"/precision/override", kGpt},
                                        {"/parallel/", kGpt},
                                        {"/run/cuda_graph", kGpt},
                                        {"/run/attention", kGpt},
