@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -6,10 +7,13 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/library.h"
+#include "dovetail/base/traced.h"
 #include "dovetail/moe/balanced_assignment.h"
 #include "dovetail/moe/dispatch.h"
+#include "dovetail/moe/draw.h"
 #include "dovetail/moe/experts.h"
 #include "dovetail/moe/grouped_linear.h"
+#include "dovetail/moe/library_opaque.h"
 #include "dovetail/moe/noisy.h"
 #include "dovetail/moe/routing.h"
 #include "dovetail/ops/simd_level.h"
@@ -45,10 +49,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
                             .load_count = parse_load_count(view(aux)),
                             .sequence = sequence,
                             .draw_frees_slot = draw_frees_slot};
-  const Routing routing = route(logits, spec,
-                                {.bias = bias.value_or(at::Tensor()),
-                                 .draw = draw.value_or(at::Tensor()),
-                                 .chosen = chosen.value_or(at::Tensor())});
+  const auto readable_or_none = [](const std::optional<at::Tensor>& x) {
+    return x && !is_traced(*x) ? readable("moe_route", *x) : x.value_or(at::Tensor());
+  };
+  const RoutingInputs inputs = {.bias = readable_or_none(bias),
+                                .draw = readable_or_none(draw),
+                                .chosen = readable_or_none(chosen)};
+  const Routing routing = is_traced(logits) || logits.is_meta()
+                              ? opaque_route(logits, spec, inputs)
+                              : route(readable("moe_route", logits), spec, inputs);
   return {routing.expert, routing.slot,      routing.weight,
           routing.count,  routing.load_loss, routing.z_loss};
 }
@@ -64,24 +73,37 @@ at::Tensor library_base(const at::Tensor& logits) {
                           : assign_balanced(logits);
 }
 
+at::Tensor library_importance_loss(const at::Tensor& weight, const at::Tensor& expert,
+                                   int64_t experts) {
+  if (is_traced(weight)) return importance_loss(weight, expert, experts);
+  constexpr std::string_view kName = "moe_importance_loss";
+  return importance_loss(readable(kName, weight), readable(kName, expert), experts);
+}
+
+at::Tensor library_smooth_load_loss(const at::Tensor& logits, const at::Tensor& noise,
+                                    const at::Tensor& noise_scale, int64_t k) {
+  if (is_traced(logits)) return smooth_load_loss(logits, noise, noise_scale, k);
+  constexpr std::string_view kName = "moe_smooth_load_loss";
+  return smooth_load_loss(readable(kName, logits), readable(kName, noise),
+                          readable(kName, noise_scale), k);
+}
+
+at::Tensor library_hash(const at::Tensor& tokens, int64_t experts, int64_t k, int64_t seed) {
+  user_check(tokens.dim() == 1 && tokens.scalar_type() == at::kLong,
+             "moe_hash: tokens must be (T) int64, but are {}", ops::describe(tokens));
+  user_check(k >= 1 && k <= experts, "moe_hash: k = {} must be 1 to {}, the number of experts", k,
+             experts);
+  return hash_choices(static_cast<uint64_t>(seed), tokens, experts, k);
+}
+
+at::Tensor hash_shapes(const at::Tensor& tokens, int64_t, int64_t k, int64_t) {
+  return at::empty_symint({tokens.sym_size(0), k}, tokens.options().dtype(at::kInt));
+}
+
 std::tuple<at::Tensor, at::Tensor> library_expert_choice(const at::Tensor& logits,
                                                          int64_t capacity) {
   const ExpertChoice choice = choose_tokens(logits, capacity);
   return {choice.token, choice.weight};
-}
-
-/// Checks expert_idx and slot (T, k) of any caller and returns their dispatch.
-Dispatch checked_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
-  for (const auto& [name, x] : {std::pair("expert_idx", expert), std::pair("slot", slot)})
-    user_check(x.dim() == 2 && x.sizes() == expert.sizes() && x.scalar_type() == at::kInt &&
-                   x.device() == expert.device() && (x.is_cpu() || x.is_cuda()),
-               "moe: {} must be (T, k) int32 on the CPU or a CUDA device, but is {}", name,
-               ops::describe(x));
-  const at::Tensor kept = expert.masked_select(slot >= 0);
-  user_check(kept.numel() == 0 ||
-                 (kept.min().item<int32_t>() >= 0 && kept.max().item<int32_t>() < experts),
-             "moe: expert_idx must lie in 0 to {}", experts - 1);
-  return dispatch(expert.contiguous(), slot.contiguous(), experts);
 }
 
 std::tuple<at::Tensor, at::Tensor> library_dispatch(const at::Tensor& x, const at::Tensor& expert,
@@ -109,12 +131,39 @@ at::Tensor library_experts(const at::Tensor& x, const at::Tensor& weight, const 
                            const at::Tensor& slot, at::TensorList up, at::TensorList down,
                            at::TensorList up_bias, at::TensorList down_bias,
                            c10::string_view activation) {
-  return feed_forward(x, weight, checked_dispatch(expert, slot, static_cast<int64_t>(up.size())),
+  if (is_traced(x) || x.is_meta())
+    return opaque_experts(x, weight, expert, slot,
+                          {.activation = std::string(view(activation)),
+                           .up = up.vec(),
+                           .down = down.vec(),
+                           .up_bias = up_bias.vec(),
+                           .down_bias = down_bias.vec()});
+  constexpr std::string_view kName = "moe_experts";
+  return feed_forward(readable(kName, x), readable(kName, weight),
+                      checked_dispatch(readable(kName, expert), readable(kName, slot),
+                                       static_cast<int64_t>(up.size())),
                       {.activation = std::string(view(activation)),
-                       .up = up.vec(),
-                       .down = down.vec(),
-                       .up_bias = up_bias.vec(),
-                       .down_bias = down_bias.vec()});
+                       .up = readable(kName, up),
+                       .down = readable(kName, down),
+                       .up_bias = readable(kName, up_bias),
+                       .down_bias = readable(kName, down_bias)});
+}
+
+/// Experts compute in autocast's dtype, and weights of choices stay float32.
+template <c10::DeviceType kDevice>
+at::Tensor autocast_experts(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,
+                            const at::Tensor& slot, at::TensorList up, at::TensorList down,
+                            at::TensorList up_bias, at::TensorList down_bias,
+                            c10::string_view activation) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      at::autocast::get_autocast_dispatch_key_from_device_type(kDevice));
+  const at::ScalarType dtype = at::autocast::get_autocast_dtype(kDevice);
+  const auto cast = [dtype](at::TensorList tensors) {
+    return at::autocast::cached_cast(dtype, tensors, kDevice);
+  };
+  return library_experts(at::autocast::cached_cast(dtype, x, kDevice),
+                         at::autocast::cached_cast(at::kFloat, weight, kDevice), expert, slot,
+                         cast(up), cast(down), cast(up_bias), cast(down_bias), activation);
 }
 
 }  // namespace
@@ -123,7 +172,7 @@ at::Tensor library_experts(const at::Tensor& x, const at::Tensor& weight, const 
 
 // words: off
 TORCH_LIBRARY_FRAGMENT(dovetail, m) {
-  dovetail::define<
+  m.def(
       "moe_route(Tensor logits, int k, str score=\"softmax\", str normalize=\"before\", str "
       "slot_order=\"choice\", str drop=\"position\", float capacity_factor=1.0, int capacity=0, "
       "bool batch_prioritized=False, Tensor? bias=None, int num_groups=1, int top_groups=1, float "
@@ -131,15 +180,14 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
       "Tensor? draw=None, bool draw_frees_slot=False, str router=\"top_k\", Tensor? chosen=None, "
       "int sequence=0) -> (Tensor expert_idx, Tensor slot, Tensor weight, Tensor count, Tensor "
       "aux_loss, Tensor z_loss)",
-      dovetail::moe::library_route>(m);
+      &dovetail::moe::library_route);
   dovetail::define<"moe_sinkhorn(Tensor logits) -> Tensor", dovetail::moe::library_sinkhorn>(m);
   dovetail::define<"moe_base(Tensor logits) -> Tensor expert_idx", dovetail::moe::library_base>(m);
-  dovetail::define<
-      "moe_importance_loss(Tensor weight, Tensor expert_idx, int num_experts) -> Tensor",
-      dovetail::moe::importance_loss>(m);
-  dovetail::define<
-      "moe_smooth_load_loss(Tensor logits, Tensor noise, Tensor noise_scale, int k) -> Tensor",
-      dovetail::moe::smooth_load_loss>(m);
+  m.def("moe_importance_loss(Tensor weight, Tensor expert_idx, int num_experts) -> Tensor",
+        &dovetail::moe::library_importance_loss);
+  m.def("moe_smooth_load_loss(Tensor logits, Tensor noise, Tensor noise_scale, int k) -> Tensor",
+        &dovetail::moe::library_smooth_load_loss);
+  m.def("moe_hash(Tensor tokens, int num_experts, int k, int seed) -> Tensor expert_idx");
   dovetail::define<
       "moe_expert_choice(Tensor logits, int capacity) -> (Tensor token_idx, Tensor weight)",
       dovetail::moe::library_expert_choice>(m);
@@ -154,9 +202,20 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   dovetail::define<
       "grouped_linear(Tensor x, Tensor weight, Tensor count, Tensor? bias=None) -> Tensor",
       dovetail::moe::library_grouped_linear>(m);
-  dovetail::define<
+  m.def(
       "moe_experts(Tensor x, Tensor weight, Tensor expert_idx, Tensor slot, Tensor[] up, Tensor[] "
       "down, Tensor[] up_bias, Tensor[] down_bias, str activation) -> Tensor",
-      dovetail::moe::library_experts>(m);
+      &dovetail::moe::library_experts);
 }
 // words: on
+
+TORCH_LIBRARY_IMPL(dovetail, AutocastCPU, m) {
+  m.impl("moe_experts", &dovetail::moe::autocast_experts<c10::DeviceType::CPU>);
+}
+TORCH_LIBRARY_IMPL(dovetail, AutocastCUDA, m) {
+  m.impl("moe_experts", &dovetail::moe::autocast_experts<c10::DeviceType::CUDA>);
+}
+TORCH_LIBRARY_IMPL(dovetail, CPU, m) {
+  dovetail::implement<"moe_hash", dovetail::moe::library_hash>(m);
+}
+TORCH_LIBRARY_IMPL(dovetail, Meta, m) { m.impl("moe_hash", &dovetail::moe::hash_shapes); }

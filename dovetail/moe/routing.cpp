@@ -12,6 +12,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/moe/balanced_assignment.h"
 #include "dovetail/moe/choose.h"
+#include "dovetail/moe/known_choices.h"
 #include "dovetail/moe/names.h"
 #include "dovetail/ops/simd_level.h"
 
@@ -128,6 +129,31 @@ at::Tensor normalized(const at::Tensor& weight, const at::Tensor& kept) {
   return weight / counted.sum(1, true).clamp_min(kLeastSum);
 }
 
+at::Tensor scores_of(const at::Tensor& x, const RoutingSpec& spec) {
+  return spec.score == Score::kSoftmax ? at::softmax(x, 1) : at::sigmoid(x);
+}
+
+/// Sets weight, losses and mean_score of a routing that has expert and slot. x: logits (T, E);
+/// scores: scores_of(x).
+void set_weights(Routing& routing, const at::Tensor& x, const at::Tensor& scores,
+                 const RoutingSpec& spec) {
+  const at::Tensor kept = routing.slot >= 0,
+                   chosen = scores.gather(1, routing.expert.to(at::kLong));
+  routing.weight = chosen;
+  if (spec.k > 1 && spec.normalize != Normalize::kNone)
+    routing.weight = normalized(chosen, spec.normalize == Normalize::kAfter ? kept : at::Tensor());
+  routing.weight = at::where(kept, routing.weight * spec.scale, at::zeros({}, x.options()));
+  if (x.size(0) == 0) {  // a mean over no tokens; still differentiable
+    routing.mean_score = x.sum(0);
+    routing.load_loss = routing.z_loss = x.sum();
+    return;
+  }
+  const at::Tensor of_one = shares(scores, spec);
+  routing.mean_score = of_one.mean(0);
+  routing.load_loss = load_loss(of_one, routing, spec);
+  routing.z_loss = at::logsumexp(x, 1).square().mean();
+}
+
 }  // namespace
 
 void check_logits(const char* op, const at::Tensor& logits) {
@@ -224,14 +250,13 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingIn
   if (x.is_meta()) return shapes_alone(x, spec.k);
   const TraceSpan span("dovetail::moe_route");
 
-  const at::Tensor scores = spec.score == Score::kSoftmax ? at::softmax(x, 1) : at::sigmoid(x);
+  const at::Tensor scores = scores_of(x, spec);
   const at::Tensor fixed = scores.detach().contiguous();
   Routing routing;
   routing.expert = select(x.detach(), fixed, inputs, spec);
   routing.count = count_choices(routing.expert, experts);
 
-  const at::Tensor chosen = scores.gather(1, routing.expert.to(at::kLong));
-  const at::Tensor chosen_fixed = chosen.detach().contiguous();
+  const at::Tensor chosen_fixed = fixed.gather(1, routing.expert.to(at::kLong));
   at::Tensor drawn_out;
   if (inputs.draw.defined())
     drawn_out = 2 * normalized(chosen_fixed, {}).select(1, 1) < inputs.draw;
@@ -242,21 +267,15 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingIn
   }
   routing.slot = assign_slots(routing.expert, chosen_fixed, visiting_order(fixed, spec), drawn_out,
                               experts, routing.capacity, spec);
+  set_weights(routing, x, scores, spec);
+  return routing;
+}
 
-  const at::Tensor kept = routing.slot >= 0;
-  routing.weight = chosen;
-  if (spec.k > 1 && spec.normalize != Normalize::kNone)
-    routing.weight = normalized(chosen, spec.normalize == Normalize::kAfter ? kept : at::Tensor());
-  routing.weight = at::where(kept, routing.weight * spec.scale, at::zeros({}, x.options()));
-  if (tokens == 0) {  // a mean over no tokens; still differentiable
-    routing.mean_score = x.sum(0);
-    routing.load_loss = routing.z_loss = x.sum();
-  } else {
-    const at::Tensor of_one = shares(scores, spec);
-    routing.mean_score = of_one.mean(0);
-    routing.load_loss = load_loss(of_one, routing, spec);
-    routing.z_loss = at::logsumexp(x, 1).square().mean();
-  }
+Routing routing_of_choices(const at::Tensor& logits, const at::Tensor& expert,
+                           const at::Tensor& slot, const RoutingSpec& spec) {
+  const at::Tensor x = computed(logits);
+  Routing routing = {.expert = expert, .slot = slot};
+  set_weights(routing, x, scores_of(x, spec), spec);
   return routing;
 }
 

@@ -1,6 +1,7 @@
 #include <torch/library.h>
 
 #include "dovetail/base/library.h"
+#include "dovetail/base/traced.h"
 #include "dovetail/ops/convolution.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
@@ -12,9 +13,13 @@ namespace dovetail::ops {
 
 namespace {
 
+/// A tracer sees ATen's linear.
 at::Tensor library_linear(const at::Tensor& x, const at::Tensor& weight,
                           const std::optional<at::Tensor>& bias) {
-  return linear(x, weight, bias.value_or(at::Tensor()));
+  if (is_traced(x) || is_traced(weight)) return at::linear(x, weight, bias);
+  constexpr std::string_view kName = "linear";
+  return linear(readable(kName, x), readable(kName, weight),
+                readable(kName, bias.value_or(at::Tensor())));
 }
 
 at::Tensor library_layer_norm(const at::Tensor& x, const at::Tensor& weight,
@@ -103,8 +108,8 @@ TORCH_LIBRARY(dovetail, m) {
   dovetail::define<
       "gemm(Tensor a, Tensor b, bool transpose_a=False, bool transpose_b=False) -> Tensor",
       dovetail::ops::library_gemm>(m);
-  dovetail::define<"linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
-                   dovetail::ops::library_linear>(m);
+  m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
+        &dovetail::ops::library_linear);
   dovetail::define<"rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
                    dovetail::ops::rms_norm>(m);
   dovetail::define<"layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor",
