@@ -163,7 +163,7 @@ class HashedTiers : public ::testing::Test {
     const TierCounters moved = ours.tiers()->counters();
     if (share < 0.5) {
       EXPECT_GT(moved.rows_read, 20);
-      EXPECT_GT(moved.rows_written, 100);
+      EXPECT_GT(moved.rows_written, 50);
     }
     EXPECT_GT(moved.hits, 100);
   }
@@ -184,8 +184,9 @@ TEST_F(HashedTiers, ChangeNoBit) {
             spec_of(OptimizerKind::kAdam), rules,
             {.policy = policy, .folder = share < 0.5 ? folder_.path() : std::filesystem::path()},
             share);
-        expect_like_memory(spec_of(OptimizerKind::kAdam), rules, {.policy = policy}, share,
-                           apart_memory());
+        if (policy != TierPolicy::kLru)
+          expect_like_memory(spec_of(OptimizerKind::kAdam), rules, {.policy = policy}, share,
+                             apart_memory());
       }
     }
   }

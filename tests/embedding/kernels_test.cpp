@@ -263,7 +263,7 @@ TEST(EmbeddingKernels, MoveAsTheCpu) {
           moves.push_back(move);
         }
       }
-      const at::Tensor coming = at::randint(0, 256, {in}, at::kByte);
+      const at::Tensor coming = at::randint(0, 127, {in}, at::kByte);  // no NaN
       at::Tensor leaving[2], row_of[2];
       for (int i = 0; i < 2; ++i) {
         leaving[i] = at::zeros({out}, at::kByte);

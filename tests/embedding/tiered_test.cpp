@@ -138,6 +138,7 @@ TEST_F(TieredTablesTest, ChangeNoBit) {
                                .folder = in_file ? folder_ : ""};
         options.memory_bytes = memory_for(plain.tables.spec(), options, share);
         expect_like_plain(plain, options, in_file ? 3 : 1);
+        if (kind != OptimizerKind::kRowWiseAdagrad && kind != OptimizerKind::kAdam) continue;
         options.memory_bytes = memory_for(plain.tables.spec(), options, share, apart_memory());
         expect_like_plain(plain, options, in_file ? 3 : 1, apart_memory());
       }
@@ -215,7 +216,7 @@ TEST_F(TieredTablesTest, SlotsOnADeviceHaveTheHitsOfSlotsInRam) {
     EXPECT_EQ(b.rows_read, a.rows_read);
     EXPECT_EQ(b.rows_written, a.rows_written);
     EXPECT_EQ(b.counted_hot, a.counted_hot);
-    EXPECT_GT(b.rows_read, 1000);
+    EXPECT_GT(b.rows_read, 300);
     // Records of 16 floats with their state, padded to 16 bytes each. The two other tables fit.
     EXPECT_GT(apart.transfers().bytes_from, b.rows_written * (64 + 16) / 2);
     EXPECT_EQ(here.transfers().to_slots, 0);
