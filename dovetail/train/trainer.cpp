@@ -165,7 +165,9 @@ void log_what_is_trained(const ResolvedRun& run, int ranks) {
         "a step is estimated to need {}, but {} is available; lower train.micro_batch or set {}",
         format_bytes(needed), format_bytes(static_cast<double>(run.available_bytes)),
         run.config.kind() == RunKind::kGpt ? "train.checkpoint_activations = true"
-                                           : "memory.budget");
+        : run.device.is_cuda() && run.config.kind() == RunKind::kRecommender
+            ? "embedding.memory_bytes = \"auto\""
+            : "memory.budget");
   }
 }
 

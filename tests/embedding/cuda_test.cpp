@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dovetail/embedding/hashed/hashed.h"
 #include "dovetail/embedding/pack/cuda_kernels.h"
+#include "dovetail/embedding/tiers/tiered.h"
 #include "tests/embedding/testing.h"
 #include "tests/ops/gpu_test.h"
 
@@ -193,6 +195,113 @@ TEST_F(CudaTables, WhatIsWrongIsNamedAsOnTheCpu) {
   EXPECT_THAT(user_error([&] { on_gpu(wide); }), HasSubstr("at most 1024"));
   wide.row_dtype = RowDtype::kMXFP8;
   EXPECT_THAT(user_error([&] { on_gpu(wide); }), HasSubstr("not mxfp8"));
+}
+
+/// Tables of rows with 8- and 16-byte words and of an odd width, for tiers and dynamic tables.
+PackSpec large_spec(OptimizerKind kind, RowDtype dtype) {
+  return {.tables = {{"large", 3000, 16}, {"middle", 700, 5, Pooling::kMean}, {"small", 20, 36}},
+          .feature_table = {0, 1, 0, 2},
+          .optimizer = {.kind = kind, .lr = 0.05, .eps = 1e-3, .weight_decay = 0.01},
+          .seed = 3,
+          .row_dtype = dtype};
+}
+
+/// Returns a batch in which a part of the ids is new in each step and a part comes from few rows.
+Jagged skewed_batch(const PackedTables& tables, uint64_t step) {
+  Jagged batch = random_batch(tables, 24, step, step % 2 == 0);
+  const at::Tensor few =
+      at::rand({batch.values.numel()}, at::detail::createCPUGenerator(step)) < 0.7;
+  batch.values = at::where(few, batch.values % 20, batch.values);
+  return batch;
+}
+
+/// Tiers have the bits of plain tables on the GPU: the same kernels compute both.
+TEST_F(CudaTables, TiersHaveTheBitsOfTablesOnTheGpu) {
+  for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBFloat16})
+    for (const OptimizerKind kind : {OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam})
+      for (const TierPolicy policy : {TierPolicy::kHot, TierPolicy::kLru, TierPolicy::kLfu}) {
+        SCOPED_TRACE(fmt::format("{}, optimizer {}, policy {}", name(dtype), static_cast<int>(kind),
+                                 static_cast<int>(policy)));
+        PackedTables plain = on_gpu(large_spec(kind, dtype));
+        TieredTables tiers(plain.spec(),
+                           {.policy = policy,
+                            .memory_bytes = 50000,
+                            .step_rows = 120,
+                            .warmup_steps = 5,
+                            .refresh_steps = 10},
+                           {}, SlotMemory::on(at::kCUDA));
+        ASSERT_LT(tiers.fast_rows(0), 1000);
+        for (uint64_t step = 1; step <= 60; ++step) {
+          const Jagged batch = skewed_batch(plain, step);
+          const at::Tensor gradient = normal({24, plain.columns()}, step).to(at::kCUDA);
+          const SlotTransfers before = tiers.transfers();
+          const Jagged slots = on_gpu(tiers.begin(batch));
+          expect_same_bits(pool(tiers.fast(), slots).cpu(), pool(plain, on_gpu(batch)).cpu());
+          update(tiers.fast(), {{slots, gradient}});
+          update(plain, {{on_gpu(batch), gradient}});
+          tiers.end();
+          EXPECT_LE(tiers.transfers().to_slots - before.to_slots, 2);
+          EXPECT_LE(tiers.transfers().from_slots - before.from_slots, 2);
+          const Jagged other = skewed_batch(plain, 1000 + step);
+          const at::Tensor y = at::empty({24, plain.columns()}, gradient.options());
+          tiers.pool_into(other, y);
+          expect_same_bits(y.cpu(), pool(plain, on_gpu(other)).cpu());
+        }
+        for (int64_t t = 0; t < 3; ++t) {
+          const auto [weight, state] =
+              tiers.rows(t, 0, plain.spec().tables[static_cast<size_t>(t)].rows);
+          EXPECT_TRUE(at::equal(weight, plain.stored(t).cpu())) << "table " << t;
+          expect_same_bits(state, plain.packed_state(t).cpu());
+        }
+        EXPECT_GT(tiers.counters().rows_read, 20);
+      }
+}
+
+/// Admission and eviction are the CPU's, and rows agree with the CPU's, with and without tiers.
+TEST_F(CudaTables, DynamicTablesAgreeWithTheCpu) {
+  const HashedOptions options = {.admission = Admission::kCount,
+                                 .min_count = 2,
+                                 .max_candidates = 500,
+                                 .eviction = Eviction::kAge,
+                                 .evict_steps = 4,
+                                 .max_age = 8};
+  for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBFloat16}) {
+    const PackSpec spec = large_spec(OptimizerKind::kAdam, dtype);
+    const TierOptions tiers = {.memory_bytes = dtype == RowDtype::kFloat32 ? 52000 : 45000,
+                               .step_rows = 120,
+                               .warmup_steps = 5};
+    const PackedTables ids(spec);
+    HashedTables cpu(spec, options),
+        gpu(spec, options, Changes::kUntracked, std::nullopt, SlotMemory::on(at::kCUDA)),
+        tiered(spec, options, Changes::kUntracked, tiers, SlotMemory::on(at::kCUDA));
+    for (uint64_t step = 1; step <= 40; ++step) {
+      Jagged keys = skewed_batch(ids, step);
+      keys.values = keys.values % 300;  // they come again before they are evicted
+      const at::Tensor gradient = normal({24, ids.columns()}, step);
+      std::vector<at::Tensor> pooled;
+      for (HashedTables* tables : {&cpu, &gpu, &tiered}) {
+        const bool there = tables != &cpu;
+        const Jagged rows = tables->begin(keys), batch = there ? on_gpu(rows) : rows;
+        pooled.push_back(pool(tables->packed(), batch).cpu());
+        update(tables->packed(), {{batch, there ? gradient.to(at::kCUDA) : gradient}});
+        tables->end();
+      }
+      expect_same_bits(pooled[2], pooled[1]);
+      expect_close(pooled[1], pooled[0].to(at::kDouble), dtype == RowDtype::kFloat32 ? 1e-5 : 2e-2,
+                   "pooled rows");
+    }
+    for (int64_t t = 0; t < 3; ++t) {
+      const KeyedRows a = cpu.contents(t), b = gpu.contents(t), c = tiered.contents(t);
+      EXPECT_TRUE(at::equal(b.known.keys, a.known.keys));
+      EXPECT_TRUE(at::equal(b.candidates.keys, a.candidates.keys));
+      EXPECT_TRUE(at::equal(c.known.keys, b.known.keys));
+      EXPECT_TRUE(at::equal(c.weight, b.weight));
+      expect_same_bits(c.state, b.state);
+    }
+    EXPECT_GT(gpu.counters().evicted, 50);
+    EXPECT_EQ(gpu.transfers().waits, 0);
+    EXPECT_GT(tiered.tiers()->counters().rows_read, 20);
+  }
 }
 
 TEST_F(CudaTables, LookupsOfNothingAreNothing) {

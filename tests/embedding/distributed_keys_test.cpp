@@ -19,6 +19,7 @@ using dovetail::testing::expect_close;
 using dovetail::testing::expect_same_bits;
 using dovetail::testing::normal;
 using dovetail::testing::user_error;
+using testing::apart_memory;
 using ::testing::HasSubstr;
 using testing::ids_from;
 
@@ -35,6 +36,7 @@ struct Layout {
   int64_t memory_bytes = 0;  ///< 0: all rows are in memory
   Transfer transfer = Transfer::kBags;
   int64_t items = 120;  ///< maximum rows of the second table
+  SlotMemory memory = {};
 };
 
 PackSpec spec_of(const Layout& layout) {
@@ -138,7 +140,7 @@ Trained train_distributed(const Layout& layout, int64_t moved = kSteps,
           spec,
           place_tables(spec,
                        {.ranks = now.ranks, .sharding = now.sharding, .transfer = now.transfer}),
-          group, {}, tiers, now.options);
+          group, {}, tiers, now.options, Changes::kUntracked, now.memory);
       for (int64_t t = 0; t < 2 && from > 0; ++t)
         tables.write_keys(t, group->rank() == 0 ? saved[static_cast<size_t>(t)] : KeyedRows());
       tables.set_steps(from, from);
@@ -245,7 +247,25 @@ TEST(DistributedKeys, AreOneTableOfAllKeys) {
                .ranks = 2,
                .options = kAged,
                .pooling = Pooling::kMean,
-               .memory_bytes = 17800}}) {
+               .memory_bytes = 17800},
+        Layout{.sharding = Sharding::kTableWise,
+               .ranks = 1,
+               .options = kRarest,
+               .micro_batches = 3,
+               .memory = apart_memory()},
+        Layout{.sharding = Sharding::kTableWise,
+               .ranks = 2,
+               .options = kRarest,
+               .weighted = true,
+               .row_dtype = RowDtype::kBFloat16,
+               .memory_bytes = 3000,
+               .memory = apart_memory()},
+        Layout{.sharding = Sharding::kRowWise,
+               .ranks = 2,
+               .options = kAged,
+               .pooling = Pooling::kMean,
+               .memory_bytes = 5200,
+               .memory = apart_memory()}}) {
     SCOPED_TRACE(fmt::format("{} on {} ranks", name(layout.sharding), layout.ranks));
     const Trained expected = train_at_once(layout), found = train_distributed(layout);
     expect_same(found, expected, layout.sharding != Sharding::kRowWise);

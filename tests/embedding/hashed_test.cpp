@@ -21,6 +21,7 @@ using dovetail::testing::expect_same_bits;
 using dovetail::testing::normal;
 using dovetail::testing::Threads;
 using dovetail::testing::user_error;
+using testing::apart_memory;
 using ::testing::HasSubstr;
 using testing::ids_from;
 using testing::random_batch;
@@ -48,6 +49,16 @@ PackSpec one_table(int64_t rows) {
           .seed = 9};
 }
 
+/// Returns keys: few of them often, drifting over time, and many seldom.
+std::vector<int64_t> skewed_keys(int64_t step) {
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < 40; ++i) {
+    const double u = random_uniform(1, RandomStream::kTest, static_cast<uint64_t>(step * 40 + i));
+    keys.push_back((static_cast<int64_t>(500 * u * u * u) + step / 10 * 5 - 100) * 1000003);
+  }
+  return keys;
+}
+
 /// Looks keys up without a trace.
 at::Tensor look_up(const HashedTables& tables, const Jagged& keys) {
   at::Tensor y = at::empty({keys.samples, tables.packed().columns()});
@@ -66,7 +77,7 @@ TEST(HashedTables, AreTheTablesOfTheSameVocabulary) {
     const Threads count(threads);
     for (const OptimizerKind kind : {OptimizerKind::kRowWiseAdagrad, OptimizerKind::kAdam}) {
       PackedTables plain(spec_of(kind));
-      HashedTables hashed(spec_of(kind), {});
+      HashedTables hashed(spec_of(kind), {}, Changes::kUntracked, {}, {.apart = threads == 2});
       for (uint64_t step = 1; step <= 100; ++step) {
         const Jagged keys = random_batch(plain, 9, step, step % 2 == 0);
         const Jagged slots = hashed.begin(keys);
@@ -82,6 +93,52 @@ TEST(HashedTables, AreTheTablesOfTheSameVocabulary) {
         expect_same_bits(found.weight, plain.weight(t).index_select(0, found.known.keys));
         expect_same_bits(found.state, plain.packed_state(t).index_select(0, found.known.keys));
       }
+    }
+  }
+}
+
+/// Tables whose rows move through buffers, as to a GPU, have the bits of tables in RAM. They admit
+/// and evict keys, save and load. A step is one transfer, and waits for nothing.
+TEST(HashedTables, RowsOnADeviceChangeNoBit) {
+  const HashedOptions options = {.admission = Admission::kCount,
+                                 .min_count = 2,
+                                 .max_candidates = 60,
+                                 .eviction = Eviction::kAge,
+                                 .evict_steps = 3,
+                                 .max_age = 5};
+  for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBFloat16, RowDtype::kMXFP8}) {
+    for (const OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kSgd}) {
+      PackSpec spec = spec_of(kind);
+      spec.row_dtype = dtype;
+      HashedTables here(spec, options),
+          apart(spec, options, Changes::kUntracked, {}, apart_memory());
+      std::optional<HashedTables> loaded;
+      for (int64_t step = 1; step <= 60; ++step) {
+        SCOPED_TRACE(fmt::format("{}, step {}", name(dtype), step));
+        const std::vector<int64_t> some = skewed_keys(step);
+        const Jagged batch = {
+            ids_from(some), ids_from({0, 4, 10, 13, 20, 21, 26, 33, 36, 40, 40, 40, 40}), {}, 3, 4};
+        const int64_t before = apart.transfers().to_slots;
+        for (HashedTables* tables : {&here, &apart, loaded ? &*loaded : nullptr})
+          if (tables != nullptr) train(*tables, batch, static_cast<uint64_t>(step));
+        EXPECT_LE(apart.transfers().to_slots - before, 1);
+        expect_same_bits(look_up(apart, batch), look_up(here, batch));
+        if (step != 30) continue;
+        loaded.emplace(spec, options, Changes::kUntracked, std::nullopt, apart_memory());
+        for (int64_t t = 0; t < 2; ++t) loaded->add(t, here.contents(t));
+        loaded->set_steps(here.steps());
+        loaded->packed().set_steps(here.packed().steps());
+      }
+      EXPECT_GT(apart.counters().evicted, 20);
+      EXPECT_EQ(apart.transfers().from_slots, 0);
+      EXPECT_EQ(apart.transfers().waits, 0);
+      EXPECT_EQ(here.transfers().to_slots, 0);
+      for (const HashedTables* tables : {&apart, &*loaded})
+        for (int64_t t = 0; t < 2; ++t) {
+          EXPECT_TRUE(at::equal(tables->contents(t).known.keys, here.contents(t).known.keys));
+          EXPECT_TRUE(at::equal(tables->contents(t).weight, here.contents(t).weight));
+          expect_same_bits(tables->contents(t).state, here.contents(t).state);
+        }
     }
   }
 }
@@ -216,16 +273,6 @@ class Oracle {
   HashedOptions options_;
   int64_t rows_, step_ = 0;
 };
-
-/// Returns keys: few of them often, drifting over time, and many seldom.
-std::vector<int64_t> skewed_keys(int64_t step) {
-  std::vector<int64_t> keys;
-  for (int64_t i = 0; i < 40; ++i) {
-    const double u = random_uniform(1, RandomStream::kTest, static_cast<uint64_t>(step * 40 + i));
-    keys.push_back((static_cast<int64_t>(500 * u * u * u) + step / 10 * 5 - 100) * 1000003);
-  }
-  return keys;
-}
 
 HashedCounters like_oracle(const HashedOptions& options, int64_t capacity, int threads) {
   const Threads count(threads);

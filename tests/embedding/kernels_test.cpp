@@ -2,6 +2,7 @@
 // does on a GPU, is done here by its definition. Results are compared with the CPU's.
 #include "tests/fit/cuda_on_cpu.h"
 // The kernels need the definitions above.
+#include "dovetail/embedding/cuda/move.cu"
 #include "dovetail/embedding/cuda/pool.cu"
 #include "dovetail/embedding/cuda/update.cu"
 #undef __host__
@@ -235,6 +236,80 @@ TEST(EmbeddingKernels, RowsOfManyOccurrencesAreTheirSum) {
     update(cpu, {{batch, gradient}});
     update_by_kernel(gpu, {{batch, gradient}});
     expect_close(gpu.weight(0), cpu.weight(0).to(at::kDouble), 1e-5, "rows");
+  }
+}
+
+/// Rows come, leave, do both, or become zeros. Widths have each size of words.
+TEST(EmbeddingKernels, MoveAsTheCpu) {
+  for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBFloat16})
+    for (const OptimizerKind kind : kKinds) {
+      SCOPED_TRACE(fmt::format("{}, optimizer {}", name(dtype), static_cast<int>(kind)));
+      PackedTables cpu(spec_of(kind, dtype, false)), gpu(cpu.spec());
+      std::vector<CudaRowMove> moves;
+      int64_t in = 0, out = 0;
+      for (uint32_t t = 0; t < 5; ++t) {
+        const TableSpec& table = cpu.spec().tables[t];
+        const int64_t record =
+            padded(row_bytes(dtype, table.dim)) + padded(4 * state_per_row(kind, table.dim));
+        for (uint32_t slot = 0; slot < table.rows; ++slot) {
+          CudaRowMove move = {.out = CudaRowMove::kNone,
+                              .in = CudaRowMove::kNone,
+                              .table = t,
+                              .slot = slot,
+                              .row = 1000 * t + slot};
+          if (slot % 2 == 0) move.in = std::exchange(in, in + record);
+          if (slot % 5 == 1) move.in = CudaRowMove::kZeros;
+          if (slot % 3 == 0) move.out = std::exchange(out, out + record);
+          moves.push_back(move);
+        }
+      }
+      const at::Tensor coming = at::randint(0, 127, {in}, at::kByte);  // no NaN
+      at::Tensor leaving[2], row_of[2];
+      for (int i = 0; i < 2; ++i) {
+        leaving[i] = at::zeros({out}, at::kByte);
+        row_of[i] = at::zeros({97 + 3 + 41 + 50 + 20}, at::kInt);
+        CudaMoveProblem problem = {.pack = {},
+                                   .moves = moves.data(),
+                                   .count = std::ssize(moves),
+                                   .in = static_cast<const char*>(coming.const_data_ptr()),
+                                   .out = static_cast<char*>(leaving[i].mutable_data_ptr()),
+                                   .row_of = static_cast<uint32_t*>(row_of[i].mutable_data_ptr())};
+        if (i == 0) {
+          move_rows(cpu, problem);
+          continue;
+        }
+        const PackLayout layout(gpu);
+        problem.pack = layout.pack;
+        cuda::move(problem, nullptr);
+      }
+      EXPECT_TRUE(at::equal(leaving[0], leaving[1]));
+      EXPECT_TRUE(at::equal(row_of[0], row_of[1]));
+      for (int64_t t = 0; t < 5; ++t) {
+        EXPECT_TRUE(at::equal(cpu.stored(t).view(at::kByte), gpu.stored(t).view(at::kByte)));
+        expect_same_bits(gpu.packed_state(t), cpu.packed_state(t));
+        EXPECT_EQ(cpu.stored(t)[1].count_nonzero().item<int64_t>(), 0);
+      }
+    }
+}
+
+/// Slots hold rows of a larger table. Rows are rounded by their numbers there.
+TEST(EmbeddingKernels, RoundRowsInSlotsAsTheCpu) {
+  PackedTables cpu(spec_of(OptimizerKind::kAdagrad, RowDtype::kBFloat16, false)), gpu(cpu.spec()),
+      by_slot(cpu.spec());
+  std::vector<uint32_t> row_of(97);
+  for (uint32_t slot = 0; slot < 97; ++slot) row_of[slot] = 7919 * (slot + 1);
+  for (PackedTables* tables : {&cpu, &gpu})
+    for (int64_t t = 0; t < 5; ++t) tables->set_rows_held(t, row_of.data());
+  const Jagged batch = random_batch(cpu, 67, 1, false);
+  const at::Tensor gradient = normal({67, cpu.columns()}, 1);
+  update(cpu, {{batch, gradient}});
+  update_by_kernel(gpu, {{batch, gradient}});
+  update_by_kernel(by_slot, {{batch, gradient}});
+  for (int64_t t = 0; t < 5; ++t) {
+    const at::Tensor differ = gpu.stored(t) != cpu.stored(t),
+                     others = by_slot.stored(t) != cpu.stored(t);
+    EXPECT_LT(differ.sum().item<int64_t>(), 1 + differ.numel() / 1000) << "table " << t;
+    EXPECT_GT(others.sum().item<int64_t>(), others.numel() / 20) << "table " << t;
   }
 }
 

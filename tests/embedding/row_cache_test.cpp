@@ -202,7 +202,7 @@ void expect_like_oracle(const RowCacheOptions& options, int64_t times = 1) {
     }
     cache.end(RowCache::Rows::kChanged, passed);
     std::vector<int64_t> rows(passed.size());
-    std::ranges::transform(passed, rows.begin(), &RowMove::row);
+    std::ranges::transform(passed, rows.begin(), &RowMove::evicted);
     std::vector<int64_t> by_slot = oracle.end();
     std::sort(rows.begin(), rows.end());
     std::sort(by_slot.begin(), by_slot.end());

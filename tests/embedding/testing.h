@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dovetail/embedding/pack/lookup.h"
+#include "dovetail/embedding/tiers/slot_mover.h"
 #include "tests/ops/testing.h"
 
 /// Common code of the embedding tests: random batches, and float64 lookups and updates by their
@@ -13,6 +14,9 @@
 namespace dovetail::embedding::testing {
 
 inline at::Tensor ids_from(const std::vector<int64_t>& x) { return at::tensor(x, at::kLong); }
+
+/// Memory on the CPU whose rows move through buffers, as rows of a GPU do.
+inline SlotMemory apart_memory() { return {.apart = true}; }
 
 /// Returns bags of 0 to 4 ids. They are drawn from few rows, so that ids repeat within bags and
 /// between features.

@@ -18,6 +18,7 @@ using dovetail::testing::expect_same_bits;
 using dovetail::testing::normal;
 using dovetail::testing::Threads;
 using dovetail::testing::user_error;
+using testing::apart_memory;
 using ::testing::HasSubstr;
 using testing::random_batch;
 
@@ -35,10 +36,11 @@ PackSpec spec_of(OptimizerKind kind, RowDtype row_dtype = RowDtype::kFloat32) {
 }
 
 /// Returns the memory for a share of all rows, in addition to the minimum.
-int64_t memory_for(const PackSpec& spec, TierOptions options, double share) {
+int64_t memory_for(const PackSpec& spec, TierOptions options, double share,
+                   SlotMemory memory = {}) {
   options.memory_bytes = INT64_MAX / 2;
-  return static_cast<int64_t>(share *
-                              static_cast<double>(TieredTables(spec, options).memory_bytes()));
+  const TieredTables all(spec, options, {}, memory);
+  return static_cast<int64_t>(share * static_cast<double>(all.memory_bytes()));
 }
 
 /// Returns a batch in which a part of the ids is new in each step and a part comes from few rows.
@@ -93,8 +95,9 @@ void expect_same_rows(const TieredTables& tiers, const PackedTables& plain) {
   }
 }
 
-void expect_like_plain(const PlainRun& plain, const TierOptions& options, int64_t parts) {
-  TieredTables tiers(plain.tables.spec(), options);
+void expect_like_plain(const PlainRun& plain, const TierOptions& options, int64_t parts,
+                       SlotMemory memory = {}) {
+  TieredTables tiers(plain.tables.spec(), options, {}, memory);
   EXPECT_LE(tiers.memory_bytes(), options.memory_bytes);
   for (size_t i = 0; i < plain.ids.size(); ++i) {
     const Jagged slots = tiers.begin(plain.ids[i]);
@@ -105,7 +108,6 @@ void expect_like_plain(const PlainRun& plain, const TierOptions& options, int64_
       expect_same_bits(pool(tiers.fast(), tiers.begin(plain.other_ids[i])), plain.other_pooled[i]);
       tiers.end();
     }
-    if (i == 50) tiers.flush();
   }
   expect_same_rows(tiers, plain.tables);
 }
@@ -136,6 +138,9 @@ TEST_F(TieredTablesTest, ChangeNoBit) {
                                .folder = in_file ? folder_ : ""};
         options.memory_bytes = memory_for(plain.tables.spec(), options, share);
         expect_like_plain(plain, options, in_file ? 3 : 1);
+        if (kind != OptimizerKind::kRowWiseAdagrad && kind != OptimizerKind::kAdam) continue;
+        options.memory_bytes = memory_for(plain.tables.spec(), options, share, apart_memory());
+        expect_like_plain(plain, options, in_file ? 3 : 1, apart_memory());
       }
     }
   }
@@ -154,7 +159,67 @@ TEST_F(TieredTablesTest, ChangeNoBitOfRowsOfLowPrecision) {
                              .folder = folder_};
       options.memory_bytes = memory_for(plain.tables.spec(), options, 0.4);
       expect_like_plain(plain, options, 3);
+      options.memory_bytes = memory_for(plain.tables.spec(), options, 0.4, apart_memory());
+      expect_like_plain(plain, options, 3, apart_memory());
     }
+  }
+}
+
+/// Returns memory for slots that are apart, with as many fast rows as `like` has in each table.
+int64_t memory_of_same_rows(const TieredTables& like) {
+  TierOptions options = like.options();
+  int64_t low = 0, high = 2 * like.memory_bytes();
+  const auto fast_rows = [&](int64_t bytes) {
+    options.memory_bytes = bytes;
+    for (const TableMemory& table : TieredTables::least_memory(like.spec(), options, true))
+      bytes -= table.rows;
+    return bytes < 0 ? 0 : TieredTables(like.spec(), options, {}, apart_memory()).fast_rows(0);
+  };
+  while (low + 1 < high) {
+    const int64_t middle = low + (high - low) / 2;
+    (fast_rows(middle) < like.fast_rows(0) ? low : high) = middle;
+  }
+  return high;
+}
+
+/// Slots, hits and moves of rows are as in RAM. A step has few transfers, whatever the
+/// number of tables and rows.
+TEST_F(TieredTablesTest, SlotsOnADeviceHaveTheHitsOfSlotsInRam) {
+  const PlainRun plain(OptimizerKind::kRowWiseAdagrad);
+  for (const TierPolicy policy : {TierPolicy::kHot, TierPolicy::kLru, TierPolicy::kLfu}) {
+    SCOPED_TRACE(fmt::format("policy {}", static_cast<int>(policy)));
+    TierOptions options = {
+        .policy = policy, .step_rows = 120, .warmup_steps = 10, .refresh_steps = 20};
+    options.memory_bytes = memory_for(plain.tables.spec(), options, 0.4);
+    TieredTables here(plain.tables.spec(), options);
+    options.memory_bytes = memory_of_same_rows(here);
+    EXPECT_LT(options.memory_bytes, here.memory_bytes()) << "maps and counts are not included";
+    TieredTables apart(plain.tables.spec(), options, {}, apart_memory());
+    ASSERT_EQ(apart.fast_rows(0), here.fast_rows(0));
+    for (size_t i = 0; i < plain.ids.size(); ++i) {
+      const SlotTransfers before = apart.transfers();
+      const Jagged expected = here.begin(plain.ids[i]), slots = apart.begin(plain.ids[i]);
+      ASSERT_TRUE(at::equal(slots.values, expected.values)) << "step " << i;
+      train(here.fast(), expected, plain.gradients[i], 1);
+      train(apart.fast(), slots, plain.gradients[i], 1);
+      here.end();
+      apart.end();
+      const SlotTransfers after = apart.transfers();
+      EXPECT_LE(after.to_slots - before.to_slots, 2);
+      EXPECT_LE(after.from_slots - before.from_slots, 2);
+      EXPECT_LE(after.waits - before.waits, 2);
+    }
+    apart.settle();
+    const TierCounters a = here.counters(), b = apart.counters();
+    EXPECT_EQ(b.hits, a.hits);
+    EXPECT_EQ(b.misses, a.misses);
+    EXPECT_EQ(b.rows_read, a.rows_read);
+    EXPECT_EQ(b.rows_written, a.rows_written);
+    EXPECT_EQ(b.counted_hot, a.counted_hot);
+    EXPECT_GT(b.rows_read, 300);
+    // Records of 16 floats with their state, padded to 16 bytes each. The two other tables fit.
+    EXPECT_GT(apart.transfers().bytes_from, b.rows_written * (64 + 16) / 2);
+    EXPECT_EQ(here.transfers().to_slots, 0);
   }
 }
 
@@ -213,10 +278,12 @@ TEST_F(TieredTablesTest, AnEvaluationLeavesNoTrace) {
   for (const TierPolicy policy : {TierPolicy::kHot, TierPolicy::kLru, TierPolicy::kLfu}) {
     for (const double share : {0.3, 0.7, 1.0}) {
       SCOPED_TRACE(fmt::format("policy {}, share {}", static_cast<int>(policy), share));
+      const SlotMemory memory = share == 0.3 ? apart_memory() : SlotMemory();
       TierOptions options = {
           .policy = policy, .step_rows = 120, .warmup_steps = 10, .refresh_steps = 20};
-      options.memory_bytes = memory_for(plain.tables.spec(), options, share);
-      TieredTables alone(plain.tables.spec(), options), evaluated(plain.tables.spec(), options);
+      options.memory_bytes = memory_for(plain.tables.spec(), options, share, memory);
+      TieredTables alone(plain.tables.spec(), options, {}, memory),
+          evaluated(plain.tables.spec(), options, {}, memory);
       const auto look_up = [&](size_t i) {
         const at::Tensor y = at::empty_like(plain.other_pooled[i]);
         evaluated.pool_into(plain.other_ids[i], y);
@@ -230,6 +297,7 @@ TEST_F(TieredTablesTest, AnEvaluationLeavesNoTrace) {
         alone.end();
         evaluated.end();
         look_up(i);
+        alone.settle();
         const TierCounters a = alone.counters(), b = evaluated.counters();
         ASSERT_EQ(a.hits, b.hits) << "step " << i;
         ASSERT_EQ(a.misses, b.misses);
@@ -255,29 +323,33 @@ TEST_F(TieredTablesTest, AnEvaluationNeedsNoMorePlacesThanASample) {
 }
 
 TEST_F(TieredTablesTest, RowsCanBeSet) {
-  PackedTables plain(spec_of(OptimizerKind::kAdam));
-  TierOptions options = {.memory_bytes = 300000, .step_rows = 120, .folder = folder_};
-  TieredTables first(plain.spec(), options), second(plain.spec(), options);
-  const auto step = [&](TieredTables& tiers, uint64_t number) {
-    const Jagged ids = batch_of(plain, number);
-    train(tiers.fast(), tiers.begin(ids), normal({24, plain.columns()}, number), 1);
-    tiers.end();
-  };
-  for (uint64_t number = 1; number <= 5; ++number) step(first, number);
-  step(second, 77);  // rows that are already in memory are overwritten
-  for (int64_t t = 0; t < 3; ++t) {
-    const auto [weight, state] = first.rows(t, 0, plain.spec().tables[static_cast<size_t>(t)].rows);
-    second.set_rows(t, 0, weight, state);
-  }
-  second.fast().set_steps(first.fast().steps());
-  for (uint64_t number = 6; number <= 9; ++number) {
-    step(first, number);
-    step(second, number);
-  }
-  for (int64_t t = 0; t < 3; ++t) {
-    const int64_t all = plain.spec().tables[static_cast<size_t>(t)].rows;
-    expect_same_bits(first.rows(t, 0, all).first, second.rows(t, 0, all).first);
-    expect_same_bits(first.rows(t, 0, all).second, second.rows(t, 0, all).second);
+  for (const SlotMemory memory : {SlotMemory(), apart_memory()}) {
+    PackedTables plain(spec_of(OptimizerKind::kAdam));
+    TierOptions options = {.memory_bytes = 300000, .step_rows = 120, .folder = folder_};
+    TieredTables first(plain.spec(), options, {}, memory),
+        second(plain.spec(), options, {}, memory);
+    const auto step = [&](TieredTables& tiers, uint64_t number) {
+      const Jagged ids = batch_of(plain, number);
+      train(tiers.fast(), tiers.begin(ids), normal({24, plain.columns()}, number), 1);
+      tiers.end();
+    };
+    for (uint64_t number = 1; number <= 5; ++number) step(first, number);
+    step(second, 77);  // rows that are already in memory are overwritten
+    for (int64_t t = 0; t < 3; ++t) {
+      const auto [weight, state] =
+          first.rows(t, 0, plain.spec().tables[static_cast<size_t>(t)].rows);
+      second.set_rows(t, 0, weight, state);
+    }
+    second.fast().set_steps(first.fast().steps());
+    for (uint64_t number = 6; number <= 9; ++number) {
+      step(first, number);
+      step(second, number);
+    }
+    for (int64_t t = 0; t < 3; ++t) {
+      const int64_t all = plain.spec().tables[static_cast<size_t>(t)].rows;
+      expect_same_bits(first.rows(t, 0, all).first, second.rows(t, 0, all).first);
+      expect_same_bits(first.rows(t, 0, all).second, second.rows(t, 0, all).second);
+    }
   }
 }
 

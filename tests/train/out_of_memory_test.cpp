@@ -42,6 +42,14 @@ TEST(OutOfMemory, NamesTheLargestMicroBatchThatFits) {
   EXPECT_THAT(none.help(), HasSubstr("train.checkpoint_activations = true"));
 }
 
+TEST(OutOfMemory, OfARecommenderIsRelievedOfRows) {
+  ResolvedRun run;
+  run.config.recommender.model = "dlrm";
+  EXPECT_THAT(error_with(run, 10'000'000).help(), HasSubstr("embedding.memory_bytes = \"auto\""));
+  run.config.embedding.memory_bytes = 1 << 20;
+  EXPECT_THAT(error_with(run, 10'000'000).help(), HasSubstr("lower embedding.memory_bytes"));
+}
+
 TEST(OutOfMemory, ListsThePartsOfAStep) {
   const test::TinyRun tiny;
   const ResolvedRun run = resolved(tiny);

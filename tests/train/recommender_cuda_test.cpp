@@ -79,6 +79,59 @@ TEST(RecommenderCuda, EveryModelInBFloat16HasTheLossesOfTheCpu) {
     expect_the_cpus<Histories>(model, "fp32", "rowwise_adagrad", "bf16");
 }
 
+/// Makes the tables of a run dynamic, with eviction.
+void make_dynamic(RunConfig& config) {
+  for (data::SparseConfig& feature : config.rows.sparse) {
+    feature.max_rows = feature.num_rows;
+    feature.num_rows = 0;
+  }
+  config.embedding.dynamic.eviction = "age";
+  config.embedding.dynamic.evict_steps = 3;
+  config.embedding.dynamic.max_age = 6;
+}
+
+/// Dynamic tables, tiers, and both. Without tiers, losses are the CPU's. With tiers, a run that
+/// stops and continues has the bits of a run without them.
+TEST(RecommenderCuda, TiersAndDynamicTablesHaveTheLossesOfTheCpu) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const Clicks data;
+  for (const bool dynamic : {false, true}) {
+    const auto config = [&](const std::string& name) {
+      RunConfig config = data.config("deepfm", name + (dynamic ? "_dynamic" : ""));
+      config.train.steps = 40;
+      config.train.batch = 16;
+      config.schedule.decay = "constant";
+      if (dynamic) make_dynamic(config);
+      return config;
+    };
+    const auto losses = [&](const RunConfig& config) {
+      train_alone(config);
+      std::vector<double> found;
+      for (const auto& line : data.metrics(config.run.name)) found.push_back(line["loss"]);
+      return found;
+    };
+    const std::vector<double> expected = losses(config("cpu"));
+    RunConfig whole = config("gpu");
+    whole.run.device = "cuda";
+    EXPECT_THAT(losses(whole), Pointwise(DoubleNear(1e-4), expected));
+    for (const char* const policy : {"hot", "lru", "lfu"}) {
+      RunConfig tiered = config(policy);
+      tiered.run.device = "cuda";
+      // 38 slots in each table: two have rows of 8 columns, two of one, all with a number of state.
+      tiered.embedding.memory_bytes = 38 * (2 * 36 + 2 * 8);
+      tiered.embedding.step_rows = 20;
+      tiered.embedding.policy = policy;
+      if (std::string(policy) == "hot") tiered.embedding.warmup_steps = 5;
+      tiered.checkpoint.every_steps = 20;
+      tiered.train.steps = 20;
+      train_alone(tiered);
+      tiered.train.steps = 40;
+      train_alone(tiered);
+      expect_same_tensors(last_checkpoint(tiered), last_checkpoint(whole));
+    }
+  }
+}
+
 TEST(RecommenderCuda, MicroBatchesChangeNoBitAndAStoppedRunContinues) {
   if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
   const Clicks data;

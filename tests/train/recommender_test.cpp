@@ -254,13 +254,6 @@ TEST(Recommender, RefusesWhatItCannotTrain) {
       change(c);
     });
   };
-  EXPECT_THAT(refusal_on_gpu([](RunConfig& c) {
-                c.rows.sparse[1].num_rows = 0;
-                c.rows.sparse[1].max_rows = 100;
-              }),
-              HasSubstr("\"item\" has max_rows"));
-  EXPECT_THAT(refusal_on_gpu([](RunConfig& c) { c.embedding.memory_bytes = 10000; }),
-              HasSubstr("embedding.memory_bytes: tables larger than memory are on the CPU only"));
   EXPECT_THAT(refusal_on_gpu([](RunConfig& c) { c.embedding.row_dtype = "mxfp8"; }),
               HasSubstr("embedding.row_dtype"));
   EXPECT_THAT(refusal_on_gpu([](RunConfig& c) { c.memory.budget = "0.8x"; }),

@@ -20,6 +20,7 @@ extern "C" const dovetail::embedding::CudaKernels* dovetail_embedding_cuda_kerne
   static const CudaKernels kernels = {.check = on_stream<cuda::check, const CudaCheckProblem&>,
                                       .pool = on_stream<cuda::pool, const CudaPoolProblem&>,
                                       .update_scratch = cuda::sort_scratch,
-                                      .update = on_stream<update, const CudaUpdateProblem&>};
+                                      .update = on_stream<update, const CudaUpdateProblem&>,
+                                      .move = on_stream<cuda::move, const CudaMoveProblem&>};
   return &kernels;
 }

@@ -28,4 +28,7 @@ cudaError_t sort_occurrences(const CudaUpdateProblem& problem, cudaStream_t stre
 /// arrays.
 void update_rows(const CudaUpdateProblem& problem, cudaStream_t stream);
 
+/// Launches CudaKernels::move.
+void move(const CudaMoveProblem& problem, cudaStream_t stream);
+
 }  // namespace dovetail::embedding::cuda

@@ -168,8 +168,9 @@ __device__ void store_row(float4 w, const CudaUpdateProblem& p, const CudaTable&
                           int64_t table_number, int64_t number, int column, __nv_bfloat16* row,
                           int left, bool whole) {
   if (left <= 0) return;
+  const uint64_t of_table = table.row_of == nullptr ? number : table.row_of[number];
   const auto high = static_cast<uint64_t>(table.rounding_first_row) +
-                    static_cast<uint64_t>(number) * static_cast<uint64_t>(table.rounding_row_step);
+                    of_table * static_cast<uint64_t>(table.rounding_row_step);
   const auto low = static_cast<uint64_t>((table.rounding_first_column + column) / kVector);
   store_four(w, philox_words(p.rounding_keys[table_number], low, high), row + column, left, whole);
 }

@@ -73,13 +73,14 @@ PackSpec HashedTables::limited(PackSpec spec, const HashedOptions& options, Chan
 }
 
 HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options, Changes changes,
-                           const std::optional<TierOptions>& tiers)
+                           const std::optional<TierOptions>& tiers, SlotMemory memory)
     : spec_(spec), options_(options), changes_(changes) {
   feature_rows_.assign(spec.feature_table.size(), kAnyKey);
   const PackSpec all = limited(spec, options, changes, 0);
   std::optional<TierOptions> of_rows = tiers;
   if (tiers) {
-    const std::vector<TableMemory> least = least_memory(spec, options, changes, *tiers);
+    const std::vector<TableMemory> least =
+        least_memory(spec, options, changes, *tiers, memory.apart);
     memory_left(tiers->memory_bytes, least);
     for (const TableMemory& table : least) of_rows->memory_bytes -= table.keys;
   }
@@ -91,38 +92,29 @@ HashedTables::HashedTables(const PackSpec& spec, const HashedOptions& options, C
     own.capped = own.rows < spec.tables[tables_.size() - 1].rows;
     own.row_bytes = row_bytes(spec.row_dtype, table.dim);
     own.state_width = state_per_row(spec.optimizer.kind, table.dim);
-    if (table.max_bytes == 0 && !tiers) continue;
+    const bool limited_by_tiers = tiers && !memory.apart;
+    if (table.max_bytes == 0 && !limited_by_tiers) continue;
     own.keys = Keys(own.rows, changes);
     if (options.admission == Admission::kCount)
       own.candidates = Keys(options.max_candidates, changes);
   }
   if (tiers) {
-    make_tiers(all, *of_rows);
+    make_tiers(all, *of_rows, memory);
   } else {
-    make_packed(limited(spec, options, changes, 1));
+    make_packed(limited(spec, options, changes, 1), memory);
   }
 }
 
-void HashedTables::make_packed(const PackSpec& spec) {
-  packed_.emplace(spec, PackedTables::Initial::kUnset);
-  for (int64_t t = 0; t < std::ssize(tables_); ++t) {
-    Table& table = *tables_[static_cast<size_t>(t)];
-    table.stored = packed_->row_data(t);
-    table.state = packed_->packed_state(t).mutable_data_ptr<float>();
-    if (spec.row_dtype != RowDtype::kFloat32) {
-      table.rows_held = at::empty({table.rows + 1}, at::kInt);
-      packed_->set_rows_held(t, static_cast<const uint32_t*>(table.rows_held.const_data_ptr()));
-    }
-    clear_null_row(table);
-  }
+void HashedTables::make_packed(const PackSpec& spec, SlotMemory memory) {
+  packed_.emplace(spec, PackedTables::Initial::kUnset, memory.device);
+  SlotMover::RoundingRow rounding;
+  if (spec.row_dtype != RowDtype::kFloat32)
+    rounding = [this](int64_t t, int64_t number) { return rounding_row(key_of(t, number)); };
+  mover_.emplace(*packed_, memory.apart, std::vector<int64_t>(tables_.size(), 0), rounding);
 }
 
-void HashedTables::make_tiers(const PackSpec& spec, const TierOptions& tiers) {
-  std::vector<const Table*> tables;
-  for (const auto& table : tables_) tables.push_back(table.get());
-  tiers_.emplace(spec, tiers, [tables](int64_t table, int64_t row) {
-    return tables[static_cast<size_t>(table)]->keys.entries()[static_cast<size_t>(row)].key;
-  });
+void HashedTables::make_tiers(const PackSpec& spec, const TierOptions& tiers, SlotMemory memory) {
+  tiers_.emplace(spec, tiers, [this](int64_t t, int64_t row) { return key_of(t, row); }, memory);
 }
 
 Jagged HashedTables::begin(const Jagged& keys) {
@@ -137,13 +129,30 @@ Jagged HashedTables::begin(const Jagged& keys) {
   parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) begin_table(t, keys, to);
   });
-  if (!tiers_) return slots;
+  if (!tiers_) {
+    initialize_rows();
+    return slots;
+  }
   slots.values.sub_(1);
   return tiers_->begin(slots);
 }
 
+void HashedTables::initialize_rows() {
+  SlotMover::Moves moves;
+  for (const auto& table : tables_) moves.emplace_back(table->moves);
+  mover_->move(moves,
+               [this](int64_t t, int64_t i, char* stored, float* state) {
+                 const Table& table = *tables_[static_cast<size_t>(t)];
+                 table.initial.store(spec_.row_dtype,
+                                     key_of(t, table.moves[static_cast<size_t>(i)].row), stored);
+                 std::fill_n(state, table.state_width, 0.0f);
+               },
+               {});
+}
+
 void HashedTables::begin_table(int64_t t, const Jagged& keys, int64_t* slots) {
   Table& table = *tables_[static_cast<size_t>(t)];
+  table.moves.clear();
   const int64_t *values = keys.values.const_data_ptr<int64_t>(),
                 *offsets = keys.offsets.const_data_ptr<int64_t>();
   SlotMap<uint64_t> numbers(16);
@@ -203,7 +212,7 @@ uint32_t HashedTables::admit(Table& table, const NewKey& key) {
   const uint32_t number = table.keys.insert(key.key);
   table.keys.entries()[number].occurrences = before;
   table.keys.entries()[number].last_step = step_ + 1;
-  if (!tiers_) initialize_row(table, key.key, number);
+  if (!tiers_) table.moves.push_back({.slot = int64_t{number} + 1, .row = number, .evicted = -1});
   ++table.counters.admitted;
   return number;
 }
@@ -240,16 +249,15 @@ void HashedTables::end() {
   user_check(in_step_,
              "embedding: a step of hashed tables ends that has not begun; call begin first");
   const TraceSpan span("dovetail::embedding_hashed_end");
-  if (tiers_) tiers_->end();
+  tiers_ ? tiers_->end() : mover_->clear_zero_slots();
   in_step_ = false;
   ++step_;
+  if (step_ % options_.evict_steps != 0) return;
+  if (tiers_) tiers_->settle();
   parallel_pieces(static_cast<int64_t>(tables_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      Table& table = *tables_[static_cast<size_t>(t)];
-      if (!tiers_) clear_null_row(table);
-      if (step_ % options_.evict_steps != 0) continue;
       if (options_.eviction != Eviction::kNone) evict(t);
-      evict_candidates(table);
+      evict_candidates(*tables_[static_cast<size_t>(t)]);
     }
   });
 }
@@ -304,23 +312,6 @@ void HashedTables::evict_candidates(Table& table) const {
   }
 }
 
-void HashedTables::clear_null_row(const Table& table) const {
-  std::fill_n(table.stored, table.row_bytes, char{0});
-  std::fill_n(table.state, table.state_width, 0.0f);
-}
-
-void HashedTables::initialize_row(const Table& table, uint64_t key, uint32_t number) const {
-  const int64_t row = static_cast<int64_t>(number) + 1;
-  table.initial.store(spec_.row_dtype, key, table.stored + row * table.row_bytes);
-  std::fill_n(table.state + row * table.state_width, table.state_width, 0.0f);
-  hold(table, key, row);
-}
-
-void HashedTables::hold(const Table& table, uint64_t key, int64_t row) {
-  if (table.rows_held.defined())
-    table.rows_held.mutable_data_ptr<int32_t>()[row] = static_cast<int32_t>(rounding_row(key));
-}
-
 Jagged HashedTables::find(const Jagged& keys) const {
   check_jagged(keys, feature_rows_);
   Jagged slots = keys;
@@ -345,7 +336,7 @@ Jagged HashedTables::find(const Jagged& keys) const {
 void HashedTables::pool_into(const Jagged& keys, const at::Tensor& y) const {
   const Jagged rows = find(keys);
   if (tiers_) return tiers_->pool_into(rows, y);
-  embedding::pool_into(*packed_, rows, y, Ids::kChecked);
+  embedding::pool_into(*packed_, on(rows, packed_->device()), y, Ids::kChecked);
 }
 
 void HashedTables::prefetch(const Jagged& keys) const {

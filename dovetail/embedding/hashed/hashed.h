@@ -15,6 +15,7 @@
 #include "dovetail/embedding/pack/jagged.h"
 #include "dovetail/embedding/pack/slot_map.h"
 #include "dovetail/embedding/pack/table.h"
+#include "dovetail/embedding/tiers/slot_mover.h"
 #include "dovetail/embedding/tiers/tiered.h"
 
 namespace dovetail::embedding {
@@ -130,10 +131,15 @@ struct KeyedRows {
 /// - `max_candidates` candidates,
 /// - the records for delta checkpoints.
 ///
+/// The rows may be on a GPU. Key map, counts and candidates are on the CPU, and so are keys and row
+/// numbers in a Jagged. The initial values of a step's new rows are one transfer to the GPU. GPU
+/// memory for all rows is taken at once. max_bytes limits the number of rows as on the CPU.
+///
 /// With tiers (tiered.h), a key's row number is the number of a row in the tiers. Only some rows
 /// are in memory. Key map, counts and candidates always are. Then TierOptions::memory_bytes covers
-/// all of these at their maximum sizes, and the rows in memory. `max_bytes` limits the number of
-/// rows as it does without tiers. Results are the same with and without tiers, bit for bit.
+/// all of these at their maximum sizes, and the rows in memory. With rows on a GPU, it covers the
+/// rows on the GPU alone. `max_bytes` limits the number of rows as it does without tiers. Results
+/// are the same with and without tiers, bit for bit.
 ///
 /// Usage:
 ///
@@ -155,12 +161,16 @@ class HashedTables {
   /// Throws UserError like PackedTables. Also throws it for options out of range, and if not even
   /// one row fits into max_bytes. With tiers, throws it like memory_left for least_memory.
   HashedTables(const PackSpec& spec, const HashedOptions& options,
-               Changes changes = Changes::kUntracked, const std::optional<TierOptions>& tiers = {});
+               Changes changes = Changes::kUntracked, const std::optional<TierOptions>& tiers = {},
+               SlotMemory memory = {});
+  HashedTables(const HashedTables&) = delete;  // mover_ refers to packed_
+  HashedTables& operator=(const HashedTables&) = delete;
 
   /// Returns what each table needs at least (tiered.h). `keys` are the bytes of key map, counts and
-  /// candidates at their maximum sizes.
+  /// candidates at their maximum sizes. They are 0 if the rows are apart (SlotMemory).
   static std::vector<TableMemory> least_memory(const PackSpec& spec, const HashedOptions& options,
-                                               Changes changes, const TierOptions& tiers);
+                                               Changes changes, const TierOptions& tiers,
+                                               bool apart = false);
 
   /// Returns the spec that the constructor got.
   const PackSpec& spec() const { return spec_; }
@@ -176,12 +186,16 @@ class HashedTables {
   const PackedTables& packed() const { return tiers_ ? tiers_->fast() : *packed_; }
   /// Returns null without tiers.
   const TieredTables* tiers() const { return tiers_ ? &*tiers_ : nullptr; }
+  /// Returns the transfers of rows to and from their GPU since construction.
+  const SlotTransfers& transfers() const {
+    return tiers_ ? tiers_->transfers() : mover_->transfers();
+  }
   /// Ends the step. Evicts rows and candidates in each `evict_steps`th step.
   void end();
 
-  /// Pools a batch into y like embedding::pool_into, for an evaluation between steps. Leaves no
-  /// trace: admits and counts no key, and changes no tier. Throws UserError like check_jagged and,
-  /// with tiers, like TieredTables::pool_into.
+  /// Pools a batch into y like embedding::pool_into, for an evaluation between steps. The keys are
+  /// on the CPU, y is in the rows' memory. Leaves no trace: admits and counts no key, and changes
+  /// no tier. Throws UserError like check_jagged and, with tiers, like TieredTables::pool_into.
   void pool_into(const Jagged& keys, const at::Tensor& y) const;
   /// Starts to read the rows of a later step's keys from the slow tier, like
   /// TieredTables::prefetch. Does nothing without tiers.
@@ -290,12 +304,10 @@ class HashedTables {
     uint64_t admission_seed;
     // rows: maximum number of keys with a row. state_width: floats of state for each row.
     int64_t rows = 0, row_bytes = 0, state_width = 0;
-    bool capped = false;     // true: max_bytes allows fewer rows than TableSpec::rows
-    char* stored = nullptr;  // row data in packed_; null with tiers
-    float* state = nullptr;  // row state in packed_; null with tiers
-    at::Tensor rows_held;    // (rows + 1) int32: hash of each row's key, which seeds its rounding
+    bool capped = false;  // true: max_bytes allows fewer rows than TableSpec::rows
     // The key in entry i of `keys` has row i + 1 of packed_, or row i of tiers_.
     Keys keys, candidates;
+    std::vector<RowMove> moves;  // without tiers: rows that the step has added
     HashedCounters counters;
   };
   /// Key that has no row when the step begins, and the number of its occurrences in the step.
@@ -314,8 +326,14 @@ class HashedTables {
   /// Returns the spec with the maximum number of rows of each table, plus `more_rows`.
   static PackSpec limited(PackSpec spec, const HashedOptions& options, Changes changes,
                           int64_t more_rows);
-  void make_packed(const PackSpec& spec);
-  void make_tiers(const PackSpec& spec, const TierOptions& tiers);
+  void make_packed(const PackSpec& spec, SlotMemory memory);
+  void make_tiers(const PackSpec& spec, const TierOptions& tiers, SlotMemory memory);
+  /// Returns the key of entry `number`.
+  uint64_t key_of(int64_t t, int64_t number) const {
+    return tables_[static_cast<size_t>(t)]->keys.entries()[static_cast<size_t>(number)].key;
+  }
+  /// Writes the initial values of the rows that the step has added.
+  void initialize_rows();
   void begin_table(int64_t t, const Jagged& keys, int64_t* slots);
   uint32_t admit(Table& table, const NewKey& key);
   bool is_admitted(Table& table, const NewKey& key) const;
@@ -331,15 +349,13 @@ class HashedTables {
   Table& between_steps(int64_t t) const;
   void check_shapes(int64_t t, const KeyedRows& contents) const;
   void set_rows(int64_t t, const at::Tensor& numbers, const KeyedRows& contents);
-  void clear_null_row(const Table& table) const;
-  void initialize_row(const Table& table, uint64_t key, uint32_t number) const;
-  static void hold(const Table& table, uint64_t key, int64_t row);
 
   PackSpec spec_;
   HashedOptions options_;
   Changes changes_;
   std::vector<std::unique_ptr<Table>> tables_;
   std::optional<PackedTables> packed_;  // exactly one of packed_ and tiers_ is set
+  std::optional<SlotMover> mover_;      // set with packed_
   std::optional<TieredTables> tiers_;
   std::vector<int64_t> feature_rows_;
   bool in_step_ = false;

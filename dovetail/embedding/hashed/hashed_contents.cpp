@@ -51,9 +51,11 @@ std::pair<at::Tensor, at::Tensor> HashedTables::rows(int64_t t, const at::Tensor
     DOVETAIL_CHECK(number != kNone, "key {} has no row", key_at(keys, i));
     numbers.mutable_data_ptr<int64_t>()[i] = number;
   }
-  if (!tiers_)
-    return {packed_->stored(t).index_select(0, numbers + 1),
-            packed_->packed_state(t).index_select(0, numbers + 1)};
+  if (!tiers_) {
+    const at::Tensor rows = (numbers + 1).to(packed_->device());
+    return {packed_->stored(t).index_select(0, rows).cpu(),
+            packed_->packed_state(t).index_select(0, rows).cpu()};
+  }
   const auto [ascending, order] = numbers.sort();
   const auto [weight, state] = tiers_->rows(t, ascending);
   const at::Tensor back = at::argsort(order);
@@ -133,10 +135,20 @@ void HashedTables::set_rows(int64_t t, const at::Tensor& numbers, const KeyedRow
   const auto* number = numbers.const_data_ptr<int64_t>();
   const int64_t count = numbers.numel();
   if (!tiers_) {
-    for (int64_t i = 0; i < count; ++i) hold(table, key_at(contents.known.keys, i), number[i] + 1);
-    packed_->stored(t).index_copy_(0, numbers + 1, contents.weight);
-    packed_->packed_state(t).index_copy_(0, numbers + 1, contents.state);
-    return;
+    std::vector<RowMove> coming;
+    coming.reserve(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i)
+      coming.push_back({.slot = number[i] + 1, .row = number[i], .evicted = -1});
+    SlotMover::Moves moves(tables_.size());
+    moves[static_cast<size_t>(t)] = coming;
+    const auto* rows = static_cast<const char*>(contents.weight.const_data_ptr());
+    const auto* states = contents.state.const_data_ptr<float>();
+    return mover_->move(moves,
+                        [&](int64_t, int64_t i, char* stored, float* state) {
+                          std::copy_n(rows + i * table.row_bytes, table.row_bytes, stored);
+                          std::copy_n(states + i * table.state_width, table.state_width, state);
+                        },
+                        {});
   }
   for (int64_t i = 0, end = 0; i < count; i = end) {
     for (end = i + 1; end < count && number[end] == number[end - 1] + 1;) ++end;
@@ -147,6 +159,7 @@ void HashedTables::set_rows(int64_t t, const at::Tensor& numbers, const KeyedRow
 
 void HashedTables::remove(int64_t t, const KeyedRows& removed) {
   Table& table = between_steps(t);
+  if (tiers_) tiers_->settle();
   for (int64_t i = 0; i < removed.known.removed.numel(); ++i)
     if (const uint32_t number = table.keys.find(key_at(removed.known.removed, i)); number != kNone)
       erase(t, number);
@@ -158,8 +171,10 @@ void HashedTables::remove(int64_t t, const KeyedRows& removed) {
 
 void HashedTables::clear(int64_t t) {
   Table& table = between_steps(t);
-  if (tiers_)
+  if (tiers_) {
+    tiers_->settle();
     for (int64_t row = 0; row < std::ssize(table.keys.entries()); ++row) tiers_->release(t, row);
+  }
   table.keys.clear();
   table.candidates.clear();
 }

@@ -39,10 +39,10 @@ int64_t HashedTables::bytes_of_keys(const HashedOptions& options, Changes change
 
 std::vector<TableMemory> HashedTables::least_memory(const PackSpec& spec,
                                                     const HashedOptions& options, Changes changes,
-                                                    const TierOptions& tiers) {
+                                                    const TierOptions& tiers, bool apart) {
   const PackSpec all = limited(spec, options, changes, 0);
-  std::vector<TableMemory> least = TieredTables::least_memory(all, tiers);
-  for (size_t t = 0; t < least.size(); ++t)
+  std::vector<TableMemory> least = TieredTables::least_memory(all, tiers, apart);
+  for (size_t t = 0; !apart && t < least.size(); ++t)
     least[t].keys = bytes_of_keys(options, changes, all.tables[t].rows);
   return least;
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "dovetail/base/host_device.h"
 #include "dovetail/embedding/pack/row_optimizer.h"
 #include "dovetail/ops/storage.h"
 
@@ -17,6 +18,7 @@ struct CudaTable {
   int64_t first_row, count, dim, row_bytes, state_width;
   /// Fields of RowRounding (row_format.h) for stochastic rounding. Only bfloat16 rows use them.
   int64_t rounding_first_row, rounding_row_step, rounding_first_column;
+  const uint32_t* row_of;
 };
 
 /// Feature of a pack. `table` is the index of its table. `column` is the first column of its pooled
@@ -135,6 +137,41 @@ inline constexpr uint32_t kCudaSerial = 256;
 /// Number of ranges into which a row's occurrences are cut if they are more than kCudaSerial.
 inline constexpr int kCudaParts = 16;
 
+/// Move of rows through one slot, a place for one row in a table. A record is a row with its
+/// optimizer state. It has the stored row, padded to kRecordAlign bytes, then the state, padded
+/// likewise. Records begin at multiples of kRecordAlign.
+struct CudaRowMove {
+  static constexpr int64_t kNone = -1, kZeros = -2, kRecordAlign = 16;
+  /// First byte in CudaMoveProblem::out of the record of the row that leaves the slot. kNone: the
+  /// row in the slot is not needed any more.
+  int64_t out;
+  /// First byte in CudaMoveProblem::in of the record that comes into the slot after that. kZeros:
+  /// zeros. kNone: the slot does not change.
+  int64_t in;
+  uint32_t table, slot;
+  uint32_t row;  ///< number of the row that comes, for CudaMoveProblem::row_of
+};
+
+/// Returns the bytes of a part of a record: a stored row or its state, with `bytes` bytes.
+DOVETAIL_HOST_DEVICE constexpr int64_t padded(int64_t bytes) {
+  return (bytes + CudaRowMove::kRecordAlign - 1) / CudaRowMove::kRecordAlign *
+         CudaRowMove::kRecordAlign;
+}
+
+/// Arguments of CudaKernels::move, which carries out moves of different slots. All arrays are in
+/// GPU memory.
+struct CudaMoveProblem {
+  CudaPack pack;
+  const CudaRowMove* moves;
+  int64_t count;  ///< number of moves, at least one
+  const char* in;
+  char* out;
+  /// Numbers of the rows in all slots, (slots of all tables): `row_of` of the first table. Slots of
+  /// all tables are numbered consecutively. The moves write the numbers of the rows that come.
+  /// Null: the numbers are not needed.
+  uint32_t* row_of;
+};
+
 /// Kernels for tables on a GPU. They queue work on torch's current stream. Their code is in the
 /// kernel library that dovetail/ops/cuda_kernels.h opens.
 struct CudaKernels {
@@ -143,6 +180,7 @@ struct CudaKernels {
   /// Returns the bytes for CudaUpdateProblem::scratch.
   size_t (*update_scratch)(int64_t bags, int64_t count, int row_bits);
   void (*update)(const CudaUpdateProblem& problem);
+  void (*move)(const CudaMoveProblem& problem);
 };
 
 /// Returns the kernels. The first call opens the library and requires that load_gpu (base/gpu.h)

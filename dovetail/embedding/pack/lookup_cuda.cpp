@@ -9,6 +9,7 @@
 #include <bit>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <type_traits>
 
 #include "dovetail/base/error.h"
@@ -72,7 +73,6 @@ PackLayout::PackLayout(const PackedTables& from) {
     const TableSpec& table = from.spec().tables[t];
     const auto number = static_cast<int64_t>(t);
     const RowRounding rounding = from.rounding(number);
-    DOVETAIL_CHECK(rounding.row_of == nullptr, "rows of \"{}\" hold others, on a GPU", table.name);
     tables.push_back({.rows = from.row_data(number),
                       .state = from.packed_state(number).mutable_data_ptr<float>(),
                       .first_row = rows,
@@ -82,7 +82,8 @@ PackLayout::PackLayout(const PackedTables& from) {
                       .state_width = state_per_row(from.spec().optimizer.kind, table.dim),
                       .rounding_first_row = rounding.first_row,
                       .rounding_row_step = rounding.row_step,
-                      .rounding_first_column = rounding.first_column});
+                      .rounding_first_column = rounding.first_column,
+                      .row_of = rounding.row_of});
     rows += table.rows;
     pack.widest = std::max(pack.widest, table.dim);
     pack.one_each = pack.one_each && from.features_of(number).size() <= 1;
@@ -153,6 +154,34 @@ void pool_on_gpu(const PackedTables& tables, const Jagged& batch, const at::Tens
                        .batch = cuda_batch(batch),
                        .y = y.mutable_data_ptr<float>(),
                        .columns = tables.columns()});
+}
+
+void move_rows(const PackedTables& tables, CudaMoveProblem problem) {
+  if (problem.count == 0) return;
+  if (!tables.device().is_cpu()) {
+    const c10::DeviceGuard guard(tables.device());
+    problem.pack = layout_of(tables).pack;
+    return cuda_kernels().move(problem);
+  }
+  const PackLayout layout(tables);
+  const auto through = [](char* slot, int64_t bytes, const char* in, bool zeros, char* out) {
+    if (out != nullptr) std::copy_n(slot, bytes, out);
+    if (in != nullptr) std::copy_n(in, bytes, slot);
+    if (zeros) std::fill_n(slot, bytes, char{0});
+  };
+  for (const CudaRowMove& move : std::span(problem.moves, static_cast<size_t>(problem.count))) {
+    const CudaTable& table = layout.tables[move.table];
+    const int64_t state_at = padded(table.row_bytes);
+    const bool zeros = move.in == CudaRowMove::kZeros, comes = move.in >= 0, leaves = move.out >= 0;
+    through(table.rows + move.slot * table.row_bytes, table.row_bytes,
+            comes ? problem.in + move.in : nullptr, zeros,
+            leaves ? problem.out + move.out : nullptr);
+    through(reinterpret_cast<char*>(table.state + move.slot * table.state_width),
+            table.state_width * static_cast<int64_t>(sizeof(float)),
+            comes ? problem.in + move.in + state_at : nullptr, zeros,
+            leaves ? problem.out + move.out + state_at : nullptr);
+    if (comes && problem.row_of != nullptr) problem.row_of[table.first_row + move.slot] = move.row;
+  }
 }
 
 void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {

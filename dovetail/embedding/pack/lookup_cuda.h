@@ -54,4 +54,8 @@ void pool_on_gpu(const PackedTables& tables, const Jagged& batch, const at::Tens
 /// number of occurrences alone.
 void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>& micro_batches);
 
+/// Carries out moves of rows between slots of `tables` and records, all in the tables' memory. On a
+/// GPU it calls CudaKernels::move, on the CPU it does the same. `problem.pack` is not used.
+void move_rows(const PackedTables& tables, CudaMoveProblem problem);
+
 }  // namespace dovetail::embedding

@@ -187,7 +187,7 @@ class PackedTables {
   /// Declares that the rows of this table are slots: places that hold rows of a larger table,
   /// different ones over time. `row_of[i]` is the number of the row that slot i holds. The row's
   /// stochastic rounding depends on this number. Each update reads the array, so it must stay valid
-  /// at this address.
+  /// at this address, in the tables' memory. Call it before the first lookup.
   void set_rows_held(int64_t table, const uint32_t* row_of) {
     rows_held_[static_cast<size_t>(table)] = row_of;
   }

@@ -25,12 +25,12 @@ DistributedTables::DistributedTables(PackSpec spec, TablePlacement plan,
                                      std::shared_ptr<comm::Group> group, comm::Payloads payloads,
                                      const std::optional<TierOptions>& tiers,
                                      const HashedOptions& hashed, Changes changes,
-                                     at::Device device)
+                                     SlotMemory memory)
     : spec_(std::move(spec)),
       plan_(std::move(plan)),
       group_(std::move(group)),
       pack_of_(spec_.tables.size()),
-      device_(device) {
+      memory_(memory) {
   DOVETAIL_CHECK(plan_.ranks == group_->size(), "a plan for {} ranks on {}", plan_.ranks,
                  group_->size());
   for (const int64_t t : spec_.feature_table) {
@@ -45,7 +45,7 @@ DistributedTables::DistributedTables(PackSpec spec, TablePlacement plan,
     least.push_back(0);
     if (!tiers || bytes.back() == 0) continue;
     for (TableMemory& table :
-         least_memory(spec_, plan_, pack, group_->rank(), *tiers, hashed, changes)) {
+         least_memory(spec_, plan_, pack, group_->rank(), *tiers, hashed, changes, memory)) {
       least.back() += table.keys + table.rows;
       tables.push_back(std::move(table));
     }
@@ -60,7 +60,7 @@ DistributedTables::DistributedTables(PackSpec spec, TablePlacement plan,
                                                               static_cast<double>(bytes[i]) /
                                                               static_cast<double>(all_bytes));
     packs_.push_back(std::make_unique<ShardedPack>(spec_, plan_, plan_.packs[i], group_->rank(),
-                                                   payloads, of_pack, hashed, changes, device,
+                                                   payloads, of_pack, hashed, changes, memory,
                                                    /*counted=*/tiers.has_value()));
   }
 }
@@ -146,7 +146,7 @@ void DistributedTables::begin(TableStep& step, bool training) {
     for (int64_t m = 0; m < step.micro_batches_; ++m)
       for (const Jagged& batch : in.arrived)
         in.received[static_cast<size_t>(m)].push_back(
-            on(part_of(batch, step.micro_batch_, m), device_));
+            on(part_of(batch, step.micro_batch_, m), packs_[i]->ids_device()));
   }
 }
 
@@ -155,7 +155,7 @@ void DistributedTables::gather(TableStep& step, int64_t micro_batch) {
                     micro_batch == 0 ? 0 : std::min(micro_batch * step.micro_batch_, step.samples_),
                 samples = std::min(step.micro_batch_, step.samples_ - first);
   step.pooled_[static_cast<size_t>(micro_batch)] =
-      allocate(samples * columns_, device_).view({samples, columns_});
+      allocate(samples * columns_, device()).view({samples, columns_});
   for (int64_t g = 0; g < plan_.groups; ++g) gather_group(step, micro_batch, g);
 }
 
@@ -294,6 +294,15 @@ std::optional<TierCounters> DistributedTables::tier_counters() const {
       if (!sum) sum.emplace();
       *sum += tiers->counters();
     }
+  }
+  return sum;
+}
+
+SlotTransfers DistributedTables::row_transfers() const {
+  SlotTransfers sum;
+  for (const auto& pack : packs_) {
+    if (pack->tiers() != nullptr) sum += pack->tiers()->transfers();
+    if (pack->hashed() != nullptr && pack->tiers() == nullptr) sum += pack->hashed()->transfers();
   }
   return sum;
 }

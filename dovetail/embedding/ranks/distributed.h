@@ -34,7 +34,7 @@ class TableStep {
     /// Received ids, one Jagged for each rank, on the CPU. After `begin` they are row numbers on
     /// this rank.
     std::vector<Jagged> arrived;
-    /// received[m][r]: micro-batch m of rank r in `arrived`, on the device of the tables.
+    /// received[m][r]: micro-batch m of rank r in `arrived`, on ShardedPack::ids_device.
     std::vector<std::vector<Jagged>> received;
     /// Exchanges of pooled rows and of gradients, one of each for each micro-batch. Nullopt: no
     /// gradient has been sent.
@@ -112,25 +112,25 @@ class DistributedTables {
   /// `tiers`, if set, keeps only some rows in memory. Its `memory_bytes` and `step_rows` are limits
   /// for this rank. Each table gets what it needs at least, keys of hashed tables included
   /// (memory_left). The rest is divided among the packs in proportion to their bytes on this rank.
-  /// For tables with a fixed vocabulary, `memory_bytes` includes a bitmap of the updated rows, with
-  /// one bit for each row. If changes are tracked, it includes such a bitmap of the changed rows,
-  /// too.
+  /// For tables with a fixed vocabulary on the CPU, `memory_bytes` includes a bitmap of the updated
+  /// rows, with one bit for each row. If changes are tracked, it includes such a bitmap of the
+  /// changed rows, too.
   ///
   /// `hashed` applies to hashed tables (without a fixed vocabulary).
   ///
-  /// Rows, pooled rows and gradients lie on `device`, ids and messages between ranks on the CPU. On
-  /// a GPU, hashed tables and `tiers` are not supported.
+  /// Rows, pooled rows and gradients lie in `memory`, ids and messages between ranks on the CPU. So
+  /// do keys of hashed tables, and maps, counts and the slow tier of `tiers`.
   DistributedTables(PackSpec spec, TablePlacement plan, std::shared_ptr<comm::Group> group,
                     comm::Payloads payloads = {}, const std::optional<TierOptions>& tiers = {},
                     const HashedOptions& hashed = {}, Changes changes = Changes::kUntracked,
-                    at::Device device = at::kCPU);
+                    SlotMemory memory = {});
 
   const PackSpec& spec() const { return spec_; }
   const TablePlacement& plan() const { return plan_; }
   /// Returns the number of columns of pooled rows: the sum of the features' dims.
   int64_t columns() const { return columns_; }
   /// Returns the device of the rows.
-  at::Device device() const { return device_; }
+  at::Device device() const { return memory_.device; }
 
   /// Starts a step: sends the ids of `batch` to the ranks that hold their rows. `batch` has this
   /// rank's samples, with all features. Micro-batch m has samples [m * micro_batch, (m + 1) *
@@ -216,6 +216,8 @@ class DistributedTables {
   comm::Group::Traffic traffic() const { return group_->all_to_all_traffic(); }
   /// Returns this rank's counters of the tiers, summed over the packs; nullopt without tiers.
   std::optional<TierCounters> tier_counters() const;
+  /// Returns the transfers of rows between this rank's GPU and the host, summed over the packs.
+  SlotTransfers row_transfers() const;
   /// Returns the counters of this rank's hashed tables. Replicated tables are counted on rank 0
   /// only. Returns nullopt if no hashed table is counted on this rank.
   std::optional<HashedCounters> hashed_counters() const;
@@ -271,7 +273,7 @@ class DistributedTables {
   std::vector<std::unique_ptr<ShardedPack>> packs_;
   std::vector<size_t> pack_of_;  ///< pack index of each table
   int64_t columns_ = 0;
-  at::Device device_;
+  SlotMemory memory_;
 };
 
 }  // namespace dovetail::embedding

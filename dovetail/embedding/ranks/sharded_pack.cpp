@@ -53,14 +53,14 @@ HashedOptions part_of(HashedOptions options, Sharding sharding, int64_t ranks) {
 std::vector<TableMemory> least_memory(const PackSpec& spec, const TablePlacement& plan,
                                       const PlacedPack& pack, int64_t rank,
                                       const TierOptions& tiers, const HashedOptions& hashed,
-                                      Changes changes) {
+                                      Changes changes, SlotMemory memory) {
   std::vector<int64_t> features;
   const PackSpec own = local_spec(spec, plan, pack, rank, features);
   if (pack.hashed)
     return HashedTables::least_memory(own, part_of(hashed, pack.sharding, plan.ranks), changes,
-                                      tiers);
-  std::vector<TableMemory> least = TieredTables::least_memory(own, tiers);
-  for (size_t t = 0; t < least.size(); ++t)
+                                      tiers, memory.apart);
+  std::vector<TableMemory> least = TieredTables::least_memory(own, tiers, memory.apart);
+  for (size_t t = 0; !memory.apart && t < least.size(); ++t)
     least[t].rows +=
         ChangedRows::bytes_for(own.tables[t].rows) * (changes == Changes::kTracked ? 2 : 1);
   return least;
@@ -69,18 +69,16 @@ std::vector<TableMemory> least_memory(const PackSpec& spec, const TablePlacement
 ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
                          int64_t rank, const comm::Payloads& payloads,
                          const std::optional<TierOptions>& tiers, const HashedOptions& hashed,
-                         Changes changes, at::Device device, bool counted)
+                         Changes changes, SlotMemory memory, bool counted)
     : sharding_(pack.sharding),
       ranks_(plan.ranks),
       rank_(rank),
       payloads_(payloads),
       features_(embedding::features_of(spec, pack)) {
-  DOVETAIL_CHECK(device.is_cpu() || (!pack.hashed && !tiers), "tiers or hashed tables on {}",
-                 device.str());
-  user_check(device.is_cpu() || pack.transfer == Transfer::kBags,
+  user_check(memory.device.is_cpu() || pack.transfer == Transfer::kBags,
              "embedding: tables on {} send pooled rows; single rows (transfer = \"rows\") are sent "
              "by tables on the CPU. Use \"bags\"",
-             device.str());
+             memory.device.str());
   const PackSpec own = rank_spec(spec, plan, pack, rank);
   int64_t bytes_of_marks = 0;
   const auto mark_in = [&](std::vector<ChangedRows>& marks) {
@@ -93,13 +91,13 @@ ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const
   if (changes == Changes::kTracked && !pack.hashed) mark_in(changed_);
   if (pack.hashed) {
     id_words_ = 2;
-    hashed_.emplace(own, part_of(hashed, sharding_, ranks_), changes, tiers);
+    hashed_.emplace(own, part_of(hashed, sharding_, ranks_), changes, tiers, memory);
   } else if (tiers) {
     TierOptions rest = *tiers;
-    rest.memory_bytes -= bytes_of_marks;
-    tiers_.emplace(own, rest);
+    if (!memory.apart) rest.memory_bytes -= bytes_of_marks;
+    tiers_.emplace(own, rest, KeyOfRow(), memory);
   } else {
-    packed_.emplace(own, PackedTables::Initial::kDrawn, device);
+    packed_.emplace(own, PackedTables::Initial::kDrawn, memory.device);
   }
   const std::vector<int64_t> columns = whole_columns(spec);
   for (const int64_t f : features_) {

@@ -28,7 +28,7 @@ struct TableContents {
 std::vector<TableMemory> least_memory(const PackSpec& spec, const TablePlacement& plan,
                                       const PlacedPack& pack, int64_t rank,
                                       const TierOptions& tiers, const HashedOptions& hashed,
-                                      Changes changes);
+                                      Changes changes, SlotMemory memory);
 
 /// One pack of a plan (TablePlacement) on one rank. It holds the rank's part of the pack's tables.
 /// It also writes and reads the messages between ranks, for lookups and gradients.
@@ -49,13 +49,12 @@ class ShardedPack {
  public:
   /// `tiers`, if set, is for tables that do not fit in memory as a whole. `hashed` is for hashed
   /// tables. The numbers of rows and candidates in `hashed` are limits for whole tables. With
-  /// row-wise sharding, each of n ranks gets 1/n of these limits. The rows lie on `device`. A GPU
-  /// has neither tiers nor hashed tables, nor Transfer::kRows. `counted` is RowTransfer's.
+  /// row-wise sharding, each of n ranks gets 1/n of these limits. The rows lie in `memory`. A GPU
+  /// has no Transfer::kRows. `counted` is RowTransfer's.
   ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
               int64_t rank, const comm::Payloads& payloads,
               const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {},
-              Changes changes = Changes::kUntracked, at::Device device = at::kCPU,
-              bool counted = false);
+              Changes changes = Changes::kUntracked, SlotMemory memory = {}, bool counted = false);
 
   /// Returns null with Transfer::kBags, and if there is only one rank.
   const RowTransfer* transfer() const { return transfer_ ? &*transfer_ : nullptr; }
@@ -76,6 +75,11 @@ class ShardedPack {
   /// Returns null if the tables are not hashed.
   HashedTables* hashed() { return hashed_ ? &*hashed_ : nullptr; }
   const HashedTables* hashed() const { return hashed_ ? &*hashed_ : nullptr; }
+  /// Returns the device on which `pool_batch` takes ids after `begin`. It is the device of
+  /// tables(), unless a lookup without training still has to find their rows.
+  at::Device ids_device() const {
+    return (tiers_ || hashed_) && !training_ ? at::Device(at::kCPU) : tables().device();
+  }
   /// Returns the number that table `table` of the collection has on this rank (its local number).
   /// Returns -1 if the rank does not hold the table.
   int64_t local_table(int64_t table) const;
@@ -113,8 +117,8 @@ class ShardedPack {
   /// Returns rows of the table with local number `local`, (n, dim) float32. `ids` (n) int64 are
   /// prepared by `begin`. Tables on a GPU are not supported.
   at::Tensor gather(int64_t local, const at::Tensor& ids) const;
-  /// Pools one batch that `begin` has prepared, on the device of tables(). y has the columns of
-  /// tables(). If alone(), these are all columns of the collection.
+  /// Pools one batch that `begin` has prepared, on ids_device(). y is on the device of tables(),
+  /// and has their columns. If alone(), these are all columns of the collection.
   void pool_batch(const Jagged& batch, const at::Tensor& y) const;
   /// With tiers, starts to read the rows of a later step from the slow tier. `received` has the ids
   /// of that step, before `begin`.

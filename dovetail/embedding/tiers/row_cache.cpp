@@ -140,7 +140,7 @@ bool RowCache::look_up(const std::vector<Ids>& ids, std::vector<RowMove>& moves)
   return true;
 }
 
-void RowCache::end(Rows changed, std::vector<RowMove>& passed) {
+void RowCache::end(Rows changed, std::vector<RowMove>& leaving) {
   for (const int64_t slot : used_) {
     const auto s = static_cast<size_t>(slot);
     flags_[s] &= static_cast<uint8_t>(~kUsed);
@@ -148,7 +148,7 @@ void RowCache::end(Rows changed, std::vector<RowMove>& passed) {
       if (changed == Rows::kChanged) flags_[s] |= kDirty;
       continue;
     }
-    if (changed == Rows::kChanged) passed.push_back({slot, row_in(slot), -1});
+    if (changed == Rows::kChanged) leaving.push_back({slot, -1, row_in(slot)});
     map_.erase(row_of_[s]);
     row_of_[s] = kNoRow;
   }

@@ -60,9 +60,10 @@ struct RowCacheOptions {
   bool releases = false;  ///< true: rows may be released
 };
 
-/// Copy that the owner of a RowCache must make: the data of row `row` into slot `slot`.
+/// Copies of rows through slot `slot` that the owner of a RowCache must make.
 struct RowMove {
-  int64_t slot, row;
+  int64_t slot;
+  int64_t row;  ///< row whose data must come into the slot; -1: none
   /// Row whose data is still in the slot and has changed there. The owner must write it to the slow
   /// tier first. -1: there is no such row.
   int64_t evicted;
@@ -104,10 +105,11 @@ class RowCache {
   bool look_up(const std::vector<Ids>& ids, std::vector<RowMove>& moves) const;
 
   /// Ends the step. `changed` tells whether the step has changed the data of its rows. If so
-  /// (kChanged), appends the step's rows in the staging area to `passed`. The owner must write them
-  /// from their slots to the slow tier before the next `begin`, which reuses the slots.
+  /// (kChanged), appends the step's rows in the staging area to `leaving`, as RowMove::evicted. The
+  /// owner must write them from their slots to the slow tier before the next `begin`, which reuses
+  /// the slots.
   enum class Rows { kSame, kChanged };
-  void end(Rows changed, std::vector<RowMove>& passed);
+  void end(Rows changed, std::vector<RowMove>& leaving);
 
   /// Takes a row out of its slot, if it has one, and forgets its accesses. Its data is lost. The
   /// options must have `releases`. Call it between steps.

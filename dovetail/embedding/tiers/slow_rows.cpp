@@ -108,7 +108,8 @@ void SlowRows::write(int64_t row, const void* stored, const float* state) {
 }
 
 void SlowRows::initialize(int64_t row, void* stored, float* state) const {
-  initial_.store(options_.dtype, key_of(row), stored);
+  const uint64_t key = options_.key_of ? options_.key_of(row) : static_cast<uint64_t>(row);
+  initial_.store(options_.dtype, key, stored);
   std::fill_n(state, options_.state_width, 0.0f);
 }
 

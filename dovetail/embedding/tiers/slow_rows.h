@@ -57,10 +57,6 @@ class SlowRows {
   /// Inverse of read_range, with as few system calls as possible.
   void write_range(int64_t begin, int64_t count, const char* stored, const float* state);
 
-  /// Returns the key that determines a row's initial value.
-  uint64_t key_of(int64_t row) const {
-    return options_.key_of ? options_.key_of(row) : static_cast<uint64_t>(row);
-  }
   /// Returns the number of calls of `read` for a record that had been written.
   int64_t rows_read() const { return rows_read_; }
   /// Returns the number of calls of `read` for a record that was never written.

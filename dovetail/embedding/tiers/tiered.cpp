@@ -17,8 +17,6 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// Moves of rows in one piece of work.
-constexpr int64_t kMoves = 64;
 /// Rows that one step examines for choices of TierPolicy::kHot: of all tables, and at least of one.
 /// Half a million rows take about a millisecond.
 constexpr int64_t kSweptRows = int64_t{1} << 19, kLeastSwept = int64_t{1} << 14;
@@ -48,28 +46,33 @@ int64_t slots_of(const TableSpec& table, const RowCacheOptions& cache) {
   return cache.fast_rows + cache.staging_rows + (table.hashed ? 1 : 0);
 }
 
-bool rounds_by_key(const PackSpec& spec, const TableSpec& table) {
-  return table.hashed && spec.row_dtype != RowDtype::kFloat32;
+/// Returns true if slots need numbers by which their rows are rounded. In other tables in RAM, the
+/// map of the cache has them.
+bool needs_rounding_rows(const PackSpec& spec, bool apart) {
+  return spec.row_dtype != RowDtype::kFloat32 &&
+         (apart || std::ranges::any_of(spec.tables, &TableSpec::hashed));
 }
 
 int64_t bytes_of(const PackSpec& spec, const TableSpec& table, const TierOptions& options,
-                 int64_t fast_rows) {
+                 bool apart, int64_t fast_rows) {
   const RowCacheOptions cache = cache_options(spec, table, options, fast_rows);
   const int64_t state_bytes =
       state_per_row(spec.optimizer.kind, table.dim) * static_cast<int64_t>(sizeof(float));
-  const int64_t key_bytes = rounds_by_key(spec, table) ? sizeof(uint32_t) : 0;
-  return RowCache::bytes_for(cache) + SlowRows::bytes_for(table.rows) +
-         slots_of(table, cache) * (row_bytes(spec.row_dtype, table.dim) + state_bytes + key_bytes);
+  const int64_t rounding_bytes = needs_rounding_rows(spec, apart) ? SlotMover::kRoundingBytes : 0;
+  const int64_t slot_bytes = row_bytes(spec.row_dtype, table.dim) + state_bytes + rounding_bytes;
+  return (apart ? 0 : RowCache::bytes_for(cache) + SlowRows::bytes_for(table.rows)) +
+         slots_of(table, cache) * slot_bytes;
 }
 
-int64_t bytes_of(const PackSpec& spec, const TierOptions& options, int64_t fast_rows) {
+int64_t bytes_of(const PackSpec& spec, const TierOptions& options, bool apart, int64_t fast_rows) {
   int64_t bytes = 0;
-  for (const TableSpec& table : spec.tables) bytes += bytes_of(spec, table, options, fast_rows);
+  for (const TableSpec& table : spec.tables)
+    bytes += bytes_of(spec, table, options, apart, fast_rows);
   return bytes;
 }
 
 /// Returns the maximum number of fast rows for each table that fits into the memory.
-int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
+int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options, bool apart) {
   user_check(options.step_rows >= 1,
              "embedding: step_rows of the tiers is {}, but must be 1 or more", options.step_rows);
   user_check(options.warmup_steps >= 1 && options.refresh_steps >= 0,
@@ -83,10 +86,10 @@ int64_t choose_fast_rows(const PackSpec& spec, const TierOptions& options) {
                table.rows);
     high = std::max(high, table.rows);
   }
-  memory_left(options.memory_bytes, TieredTables::least_memory(spec, options));
+  memory_left(options.memory_bytes, TieredTables::least_memory(spec, options, apart));
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
-    if (bytes_of(spec, options, middle) <= options.memory_bytes) {
+    if (bytes_of(spec, options, apart, middle) <= options.memory_bytes) {
       low = middle;
     } else {
       high = middle - 1;
@@ -128,23 +131,32 @@ int64_t memory_left(int64_t memory_bytes, std::vector<TableMemory> least) {
 }
 
 std::vector<TableMemory> TieredTables::least_memory(const PackSpec& spec,
-                                                    const TierOptions& options) {
+                                                    const TierOptions& options, bool apart) {
   std::vector<TableMemory> least;
   for (const TableSpec& table : spec.tables)
-    least.push_back({.table = table.name, .rows = bytes_of(spec, table, options, RowCache::kWays)});
+    least.push_back(
+        {.table = table.name, .rows = bytes_of(spec, table, options, apart, RowCache::kWays)});
   return least;
 }
 
-TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of)
-    : TieredTables(spec, options, std::move(key_of), choose_fast_rows(spec, options)) {}
+TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of,
+                           SlotMemory memory)
+    : TieredTables(spec, options, std::move(key_of), memory,
+                   choose_fast_rows(spec, options, memory.apart)) {}
 
 TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of,
-                           int64_t fast_rows)
+                           SlotMemory memory, int64_t fast_rows)
     : spec_(spec),
       options_(options),
       key_of_(std::move(key_of)),
-      memory_bytes_(bytes_of(spec, options, fast_rows)),
-      fast_(fast_spec(spec, options, fast_rows), PackedTables::Initial::kUnset) {
+      memory_bytes_(bytes_of(spec, options, memory.apart, fast_rows)),
+      fast_(fast_spec(spec, options, fast_rows), PackedTables::Initial::kUnset, memory.device) {
+  std::vector<int64_t> zero_slots;
+  SlotMover::RoundingRow rounding;
+  if (needs_rounding_rows(spec, memory.apart))
+    rounding = [this](int64_t table, int64_t row) {
+      return key_of_ ? rounding_row(key_of_(table, row)) : static_cast<uint32_t>(row);
+    };
   for (size_t t = 0; t < spec.tables.size(); ++t) {
     const TableSpec& table = spec.tables[t];
     DOVETAIL_CHECK(table.hashed == static_cast<bool>(key_of_), "table {}", table.name);
@@ -163,47 +175,44 @@ TieredTables::TieredTables(const PackSpec& spec, const TierOptions& options, Key
                                                                 .key_of = key_of_row},
                                               initial_rows(spec.seed, table)));
     Table& own = *tables_.back();
-    own.rows = fast_.row_data(number);
-    own.state = fast_.packed_state(number).mutable_data_ptr<float>();
     own.row_bytes = row_bytes(spec.row_dtype, table.dim);
     own.state_width = state_width;
-    if (!table.hashed) {
-      fast_.set_rows_held(number, own.cache.rows_in());
-      continue;
-    }
-    if (rounds_by_key(spec, table)) {
-      own.keys_held.resize(static_cast<size_t>(slots_of(table, own.cache_options)));
-      fast_.set_rows_held(number, own.keys_held.data());
-    }
-    clear_no_id(own);
+    if (table.hashed) zero_slots.push_back(slots_of(table, own.cache_options) - 1);
+    if (!table.hashed && !memory.apart) fast_.set_rows_held(number, own.cache.rows_in());
   }
+  mover_ = std::make_unique<SlotMover>(fast_, memory.apart, zero_slots, rounding);
   for (const int64_t t : spec.feature_table) {
     const TableSpec& table = spec.tables[static_cast<size_t>(t)];
     feature_rows_.push_back(table.hashed ? kAnyKey : table.rows);
   }
 }
 
-void TieredTables::clear_no_id(const Table& table) const {
-  const int64_t slot = table.cache_options.fast_rows + table.cache_options.staging_rows;
-  std::fill_n(table.row_of(slot), table.row_bytes, char{0});
-  std::fill_n(table.state_of(slot), table.state_width, 0.0f);
+SlotMover::Moves TieredTables::moves() const {
+  SlotMover::Moves of_tables;
+  for (const auto& table : tables_) of_tables.emplace_back(table->moves);
+  return of_tables;
 }
 
-/// Calls body(table, move) for the moves of all tables, on all threads.
-template <class Body>
-void TieredTables::each_move(const Body& body) const {
-  std::vector<std::pair<Table*, int64_t>> pieces;
-  for (const auto& table : tables_) {
-    for (int64_t first = 0; first < static_cast<int64_t>(table->moves.size()); first += kMoves)
-      pieces.emplace_back(table.get(), first);
-  }
-  parallel_pieces(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const auto& [table, first] = pieces[static_cast<size_t>(i)];
-      const int64_t last = std::min(first + kMoves, static_cast<int64_t>(table->moves.size()));
-      for (int64_t m = first; m < last; ++m) body(*table, table->moves[static_cast<size_t>(m)]);
-    }
+void TieredTables::advise_moves() const {
+  if (options_.folder.empty()) return;
+  SlotMover::each(moves(), [&](int64_t t, int64_t i) {
+    const Table& table = *tables_[static_cast<size_t>(t)];
+    const RowMove& move = table.moves[static_cast<size_t>(i)];
+    table.slow.advise(move.row);
+    if (move.evicted >= 0) table.slow.advise(move.evicted);
   });
+}
+
+void TieredTables::move_rows() const {
+  mover_->move(
+      moves(),
+      [this](int64_t t, int64_t i, char* stored, float* state) {
+        Table& table = *tables_[static_cast<size_t>(t)];
+        table.slow.read(table.moves[static_cast<size_t>(i)].row, stored, state);
+      },
+      [this](int64_t t, int64_t row, const char* stored, const float* state) {
+        tables_[static_cast<size_t>(t)]->slow.write(row, stored, state);
+      });
 }
 
 template <class Body>
@@ -237,17 +246,8 @@ Jagged TieredTables::begin(const Jagged& ids) {
     Table& table = *tables_[static_cast<size_t>(t)];
     table.cache.begin(parts, spec_.tables[static_cast<size_t>(t)].name, table.moves);
   });
-  // Start all reads before waiting for the first.
-  each_move([](Table& table, const RowMove& move) {
-    table.slow.advise(move.row);
-    if (move.evicted >= 0) table.slow.advise(move.evicted);
-  });
-  each_move([](Table& table, const RowMove& move) {
-    if (move.evicted >= 0) table.write(move.evicted, move.slot);
-    table.slow.read(move.row, table.row_of(move.slot), table.state_of(move.slot));
-    if (!table.keys_held.empty())
-      table.keys_held[static_cast<size_t>(move.slot)] = rounding_row(table.slow.key_of(move.row));
-  });
+  advise_moves();
+  move_rows();
   return slots;
 }
 
@@ -273,11 +273,9 @@ void TieredTables::pool_into(const Jagged& ids, const at::Tensor& y) const {
     return pool_into(samples_of(ids, half, ids.samples - half),
                      y.narrow(0, half, ids.samples - half));
   }
-  each_move([](const Table& table, const RowMove& move) { table.slow.advise(move.row); });
-  each_move([](Table& table, const RowMove& move) {
-    table.slow.read(move.row, table.row_of(move.slot), table.state_of(move.slot));
-  });
-  embedding::pool_into(fast_, slots, y);
+  advise_moves();
+  move_rows();
+  embedding::pool_into(fast_, on(slots, fast_.device()), y, Ids::kChecked);
 }
 
 void TieredTables::prefetch(const Jagged& ids) const {
@@ -307,10 +305,10 @@ void TieredTables::end() {
       Table& table = *tables_[static_cast<size_t>(t)];
       table.moves.clear();
       table.cache.end(changed, table.moves);
-      if (key_of_) clear_no_id(table);
     }
   });
-  each_move([](Table& table, const RowMove& move) { table.write(move.row, move.slot); });
+  move_rows();
+  mover_->clear_zero_slots();
   in_step_ = false;
 }
 
@@ -333,13 +331,13 @@ std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, int64_t begi
                    state = at::empty({count, from.state_width});
   auto* rows = static_cast<char*>(stored.mutable_data_ptr());
   auto* s = state.mutable_data_ptr<float>();
+  settle();
   from.slow.read_range(begin, count, rows, s);
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t slot = from.cache.find(begin + i);
-    if (slot < 0) continue;
-    std::copy_n(from.row_of(slot), from.row_bytes, rows + i * from.row_bytes);
-    std::copy_n(from.state_of(slot), from.state_width, s + i * from.state_width);
-  }
+  std::vector<RowMove> in_slots;
+  for (int64_t i = 0; i < count; ++i)
+    if (const int64_t slot = from.cache.find(begin + i); slot >= 0)
+      in_slots.push_back({.slot = slot, .row = -1, .evicted = i});
+  read_slots(table, in_slots, rows, s);
   return {stored, state};
 }
 
@@ -355,17 +353,31 @@ std::pair<at::Tensor, at::Tensor> TieredTables::rows(int64_t table, const at::Te
   auto* to = static_cast<char*>(stored.mutable_data_ptr());
   auto* s = state.mutable_data_ptr<float>();
   const auto in_slow_tier = [&](int64_t i) { return from.cache.find(row[i]) < 0; };
+  settle();
+  std::vector<RowMove> in_slots;
   for (int64_t i = 0, end = 0; i < count; i = end) {
     end = i + 1;
     if (const int64_t slot = from.cache.find(row[i]); slot >= 0) {
-      std::copy_n(from.row_of(slot), from.row_bytes, to + i * from.row_bytes);
-      std::copy_n(from.state_of(slot), from.state_width, s + i * from.state_width);
+      in_slots.push_back({.slot = slot, .row = -1, .evicted = i});
       continue;
     }
     while (end < count && row[end] == row[end - 1] + 1 && in_slow_tier(end)) ++end;
     from.slow.read_range(row[i], end - i, to + i * from.row_bytes, s + i * from.state_width);
   }
+  read_slots(table, in_slots, to, s);
   return {stored, state};
+}
+
+void TieredTables::read_slots(int64_t table, const std::vector<RowMove>& leaving, char* stored,
+                              float* state) const {
+  const Table& from = *tables_[static_cast<size_t>(table)];
+  SlotMover::Moves moves(tables_.size());
+  moves[static_cast<size_t>(table)] = leaving;
+  mover_->move(moves, {}, [&](int64_t, int64_t i, const char* row, const float* of_row) {
+    std::copy_n(row, from.row_bytes, stored + i * from.row_bytes);
+    std::copy_n(of_row, from.state_width, state + i * from.state_width);
+  });
+  settle();
 }
 
 at::Tensor TieredTables::look_up(int64_t table, const at::Tensor& rows) const {
@@ -398,33 +410,31 @@ void TieredTables::set_rows(int64_t table, int64_t begin, const at::Tensor& stor
   const at::Tensor all_rows = stored.contiguous(), states = state.contiguous();
   const auto* rows = static_cast<const char*>(all_rows.const_data_ptr());
   const auto* s = states.const_data_ptr<float>();
+  settle();
   to.slow.write_range(begin, stored.size(0), rows, s);
-  for (int64_t i = 0; i < stored.size(0); ++i, rows += to.row_bytes, s += to.state_width) {
-    const int64_t slot = to.cache.find(begin + i);
+  std::vector<RowMove> coming;
+  for (int64_t row = begin; row < begin + stored.size(0); ++row) {
+    const int64_t slot = to.cache.find(row);
     if (slot < 0) continue;
-    std::copy_n(rows, to.row_bytes, to.row_of(slot));
-    std::copy_n(s, to.state_width, to.state_of(slot));
+    coming.push_back({.slot = slot, .row = row, .evicted = -1});
     to.cache.set_unchanged(slot);
   }
+  SlotMover::Moves moves(tables_.size());
+  moves[static_cast<size_t>(table)] = coming;
+  mover_->move(moves,
+               [&](int64_t, int64_t i, char* row, float* of_row) {
+                 const int64_t number = coming[static_cast<size_t>(i)].row - begin;
+                 std::copy_n(rows + number * to.row_bytes, to.row_bytes, row);
+                 std::copy_n(s + number * to.state_width, to.state_width, of_row);
+               },
+               {});
 }
 
 void TieredTables::release(int64_t table, int64_t row) {
+  DOVETAIL_CHECK(!mover_->pending(), "row {} is released before the rows on their way came", row);
   Table& from = checked(table, row, 1);
   from.cache.release(row);
   from.slow.forget(row);
-}
-
-void TieredTables::flush() {
-  user_check(!in_step_, "embedding: the tiers are flushed within a step; call end first");
-  for (const auto& table : tables_) {
-    parallel_pieces(table->cache_options.fast_rows, kMoves, [&](int64_t begin, int64_t end) {
-      for (int64_t slot = begin; slot < end; ++slot) {
-        if (!table->cache.changed(slot)) continue;
-        table->write(table->cache.row_in(slot), slot);
-        table->cache.set_unchanged(slot);
-      }
-    });
-  }
 }
 
 TierCounters& TierCounters::operator+=(const TierCounters& other) {

@@ -13,6 +13,7 @@
 #include "dovetail/embedding/pack/jagged.h"
 #include "dovetail/embedding/pack/table.h"
 #include "dovetail/embedding/tiers/row_cache.h"
+#include "dovetail/embedding/tiers/slot_mover.h"
 #include "dovetail/embedding/tiers/slow_rows.h"
 
 namespace dovetail::embedding {
@@ -20,8 +21,9 @@ namespace dovetail::embedding {
 /// Limits and policy of TieredTables. The class explains the tiers and the staging area.
 struct TierOptions {
   TierPolicy policy = TierPolicy::kHot;
-  /// Maximum bytes of RAM for all tables. It covers the rows and state in the fast tier and in the
-  /// staging area. It also covers the map from rows to slots, access counts and bitmaps. A slow
+  /// Maximum bytes of memory for all tables. It covers the rows and state in the fast tier and in
+  /// the staging area. In RAM it also covers the map from rows to slots, access counts and bitmaps.
+  /// For a fast tier on a GPU these are in RAM, and memory_bytes is memory of the GPU alone. A slow
   /// tier in RAM is not included. The system's cache of the slow tier's files is not included
   /// either.
   int64_t memory_bytes = 0;
@@ -96,6 +98,10 @@ struct TierCounters {
 /// more rows than this number is in the fast tier as a whole. After a disk error, only the
 /// destructor may be called.
 ///
+/// The slots may be on a GPU. Then maps, counts and the slow tier are in RAM or in files, as
+/// without a GPU. Ids and slots in a Jagged are on the CPU, too. Each of `begin` and `end` is one
+/// call of SlotMover::move. Rows that leave are written to the slow tier during the next call.
+///
 /// The rows of hashed tables (TableSpec::hashed) belong to keys, and may be released. A row's
 /// initial value and rounding depend on its key instead of its number. Each table has one more
 /// slot, after the staging area. It is all zeros and stands for ids without a row
@@ -104,10 +110,15 @@ class TieredTables {
  public:
   /// Throws UserError like PackedTables, and like memory_left for least_memory. The tables must all
   /// be hashed, with a `key_of`, or none without.
-  TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of = {});
+  TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of = {},
+               SlotMemory memory = {});
+  TieredTables(const TieredTables&) = delete;  // mover_ refers to fast_
+  TieredTables& operator=(const TieredTables&) = delete;
 
   /// Returns what each table needs at least: a few rows in the fast tier, and the staging area.
-  static std::vector<TableMemory> least_memory(const PackSpec& spec, const TierOptions& options);
+  /// `apart` is as in SlotMemory.
+  static std::vector<TableMemory> least_memory(const PackSpec& spec, const TierOptions& options,
+                                               bool apart = false);
 
   /// Returns the spec that the constructor got. In fast().spec(), `rows` is the number of slots.
   const PackSpec& spec() const { return spec_; }
@@ -120,17 +131,17 @@ class TieredTables {
   int64_t memory_bytes() const { return memory_bytes_; }
 
   /// Begins a step: brings all rows of `ids` into slots. Returns the batch with slots, which are
-  /// rows of fast(), instead of ids. Steps must not overlap. Throws UserError like check_jagged,
-  /// and for more distinct rows than a table has slots.
+  /// rows of fast(), instead of ids. Both are on the CPU. Steps must not overlap. Throws UserError
+  /// like check_jagged, and for more distinct rows than a table has slots.
   Jagged begin(const Jagged& ids);
   /// Starts to read the rows of a later step from the disk, without waiting. Call it within the
   /// previous step. Results do not depend on it.
   void prefetch(const Jagged& ids) const;
-  /// Pools a batch into y like embedding::pool_into, for an evaluation between steps. Leaves no
-  /// trace: counts no access and changes no row of the fast tier. Requires tables with pooling (not
-  /// Pooling::kNone). Throws UserError like check_jagged. The rows that are not in the fast tier
-  /// need empty slots. Throws UserError if one sample has more such rows than there are empty
-  /// slots.
+  /// Pools a batch into y like embedding::pool_into, for an evaluation between steps. The ids are
+  /// on the CPU, y is in the slots' memory. Leaves no trace: counts no access and changes no row of
+  /// the fast tier. Requires tables with pooling (not Pooling::kNone). Throws UserError like
+  /// check_jagged. The rows that are not in the fast tier need empty slots. Throws UserError if one
+  /// sample has more such rows than there are empty slots.
   void pool_into(const Jagged& ids, const at::Tensor& y) const;
   /// Returns the slots as tables: the rows of the fast tier, then the staging area.
   PackedTables& fast() { return fast_; }
@@ -138,6 +149,8 @@ class TieredTables {
   /// Ends the step. The step's rows count as changed if fast().steps() has changed since `begin`.
   /// Then the rows of the staging area are written to the slow tier.
   void end();
+  /// Writes rows to the slow tier that are on their way there from a GPU.
+  void settle() const { mover_->settle(); }
 
   /// Reads rows [begin, begin + count) of a table and their state, from either tier. Returns
   /// (count, stored_width) of stored_type and (count, state_per_row) float32. Call it between
@@ -158,14 +171,13 @@ class TieredTables {
   /// steps.
   void set_rows(int64_t table, int64_t begin, const at::Tensor& stored, const at::Tensor& state);
   /// Releases a row: discards its values and state. At its next use, it starts from the initial
-  /// value of its key at that time. Requires a KeyOfRow. Call it between steps. Different threads
-  /// may release rows of different tables at the same time.
+  /// value of its key at that time. Requires a KeyOfRow. Call it between steps, after `settle`.
+  /// Different threads may release rows of different tables at the same time.
   void release(int64_t table, int64_t row);
-  /// Writes all changed rows of the fast tier to the slow tier. They also stay in the fast tier.
-  /// Call it between steps.
-  void flush();
 
   TierCounters counters() const;
+  /// Returns the transfers of the slots' GPU since construction.
+  const SlotTransfers& transfers() const { return mover_->transfers(); }
 
  private:
   struct Table {
@@ -176,26 +188,26 @@ class TieredTables {
     RowCacheOptions cache_options;
     RowCache cache;
     SlowRows slow;
-    char* rows = nullptr;  // row data in fast_
-    float* state = nullptr;
     int64_t row_bytes = 0, state_width = 0;
-    std::vector<RowMove> moves;
-    std::vector<uint32_t> keys_held;  ///< for rounding: rounding_row of the key in each slot
-
-    char* row_of(int64_t slot) const { return rows + slot * row_bytes; }
-    float* state_of(int64_t slot) const { return state + slot * state_width; }
-    void write(int64_t row, int64_t slot) { slow.write(row, row_of(slot), state_of(slot)); }
+    std::vector<RowMove> moves;  ///< moves of the current stage of a step
   };
 
-  TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of,
+  TieredTables(const PackSpec& spec, const TierOptions& options, KeyOfRow key_of, SlotMemory memory,
                int64_t fast_rows);
-  template <class Body>
-  void each_move(const Body& body) const;
+  /// Moves of all tables in the current stage of a step.
+  SlotMover::Moves moves() const;
+  /// Asks the system to load the records of the moves, all before the first is awaited.
+  void advise_moves() const;
+  /// Carries out the moves. Rows come from the slow tier and leave to it.
+  void move_rows() const;
+  /// Reads the rows in slots of a table. `leaving[i].evicted` is the place of row i in `stored` and
+  /// `state`.
+  void read_slots(int64_t table, const std::vector<RowMove>& leaving, char* stored,
+                  float* state) const;
   /// Calls body(table, parts) for all tables, on all threads. `parts` has one RowCache::Ids for
   /// each feature of the table: its ids in `ids`, and the place in `slots` for their slots.
   template <class Body>
   void each_table(const Jagged& ids, const at::Tensor& slots, const Body& body) const;
-  void clear_no_id(const Table& table) const;
   Table& checked(int64_t table, int64_t begin, int64_t count) const;
 
   PackSpec spec_;
@@ -203,6 +215,7 @@ class TieredTables {
   KeyOfRow key_of_;
   int64_t memory_bytes_ = 0;
   PackedTables fast_;
+  std::unique_ptr<SlotMover> mover_;
   std::vector<std::unique_ptr<Table>> tables_;
   std::vector<int64_t> feature_rows_;  // rows of each feature's table in spec_
   bool in_step_ = false;

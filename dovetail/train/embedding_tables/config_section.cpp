@@ -195,11 +195,10 @@ void EmbeddingSection::describe(Section& s) {
   s.value(
        "memory_bytes", memory_bytes,
        "Memory of each rank for rows and their state, and for the ids of tables with max_rows. "
-       "Rows "
-       "that are used least are stored in files of the run's folder. 0: all rows stay in memory. "
-       "auto: all rows if they fit, else the memory that remains, measured in some steps before "
-       "the "
-       "first. Results do not depend on it")
+       "Rows that are used least are stored in files of the run's folder. On a GPU: its memory, "
+       "for rows and their state alone. There, other rows are in half of the available RAM if they "
+       "fit, else in files. 0: all rows stay in memory. auto: all rows if they fit, else the "
+       "memory that remains, measured in some steps before the first. Results do not depend on it")
       .unit("bytes")
       .range(0, 1e15)
       .word("auto", kAuto);

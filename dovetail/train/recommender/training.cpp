@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/log.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/operation.h"
@@ -71,8 +72,12 @@ models::RecommenderBatch on(const models::RecommenderBatch& batch, c10::Device d
           .negative_mask = move(batch.negative_mask)};
 }
 
+/// Share of the available RAM that the rows beside a GPU may take.
+constexpr double kHostShare = 0.5;
+
 /// Returns nullopt if all rows are in memory.
-std::optional<embedding::TierOptions> tier_options(const RunConfig& config, int64_t memory_bytes) {
+std::optional<embedding::TierOptions> tier_options(const RunConfig& config, int64_t memory_bytes,
+                                                   const std::filesystem::path& folder) {
   const EmbeddingSection& section = config.embedding;
   if (memory_bytes == 0) return std::nullopt;
   return embedding::TierOptions{.policy = embedding::parse_tier_policy(section.policy),
@@ -80,7 +85,7 @@ std::optional<embedding::TierOptions> tier_options(const RunConfig& config, int6
                                 .step_rows = std::max<int64_t>(1, section.step_rows),
                                 .warmup_steps = section.warmup_steps,
                                 .refresh_steps = section.refresh_steps,
-                                .folder = config.folder()};
+                                .folder = folder};
 }
 
 }  // namespace
@@ -89,7 +94,8 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
                                          RunFolder* folder, bool quiet, RunState state,
                                          const io::StoredCheckpoint* checkpoint)
     : TrainingLoop(run, std::move(group), std::move(state)),
-      resident_before_(static_cast<double>(resident_bytes())) {
+      memory_before_(
+          static_cast<double>(run_.device.is_cuda() ? gpu_allocated_bytes() : resident_bytes())) {
   const RunConfig& config = run_.config;
   const auto seed = static_cast<uint64_t>(config.run.seed);
   std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
@@ -146,6 +152,8 @@ void RecommenderTraining::open_logs(RunFolder& folder, bool quiet,
   if (!quiet && (plan.packs.size() > 1 || plan.ranks > 1))
     log_info("{}", embedding::print(tables_->spec(), plan));
   if (!quiet && !chosen.is_null()) log_info("{}", sizes_line(chosen));
+  if (!quiet)
+    for (const std::string& line : gpu_lines()) log_info("{}", line);
   open_output(folder, quiet);
   for (const std::string& line : data::row_warnings(loader_->statistics())) output()->warn(line);
 }
@@ -226,11 +234,41 @@ void RecommenderTraining::build_tables(const TableSizes& sizes) {
   const embedding::TablePlacement plan = plan_for(sizes.groups);
   const comm::Payloads payloads = placement_options(config().embedding, lookups_->pack()).payloads;
   tables_.reset();
-  tables_.emplace(spec, plan, tables_group_, payloads, tier_options(config(), sizes.memory_bytes),
+  slow_folder_ = slow_folder(spec, plan);
+  tables_.emplace(spec, plan, tables_group_, payloads,
+                  tier_options(config(), sizes.memory_bytes, slow_folder_),
                   hashed_options(config().embedding.dynamic),
                   config().checkpoint.full_every > 1 ? embedding::Changes::kTracked
                                                      : embedding::Changes::kUntracked,
-                  run_.device);
+                  embedding::SlotMemory::on(run_.device));
+}
+
+std::filesystem::path RecommenderTraining::slow_folder(
+    const embedding::PackSpec& spec, const embedding::TablePlacement& plan) const {
+  if (!run_.device.is_cuda()) return config().folder();
+  int64_t bytes = 0;
+  for (const embedding::PlacedPack& pack : plan.packs)
+    bytes += embedding::bytes_on(spec, plan, pack, group_->rank());
+  const double room = kHostShare * static_cast<double>(machine().available_bytes) /
+                      static_cast<double>(run_.local_ranks);
+  return static_cast<double>(bytes) <= room ? std::filesystem::path() : config().folder();
+}
+
+std::vector<std::string> RecommenderTraining::gpu_lines() const {
+  std::vector<std::string> lines;
+  if (!run_.device.is_cuda()) return lines;
+  if (std::ranges::any_of(tables_->spec().tables, &embedding::TableSpec::hashed))
+    lines.emplace_back(
+        "tables without a vocabulary: ids, their counts and the map to rows in RAM, rows on the "
+        "GPU");
+  if (sizes_.memory_bytes > 0)
+    lines.push_back(fmt::format(
+        "rows on the GPU: {} of each rank by policy {} (embedding.memory_bytes{}). Other rows are "
+        "in {}, map and counts in RAM",
+        format_bytes(static_cast<double>(sizes_.memory_bytes)), config().embedding.policy,
+        config().embedding.memory_bytes == EmbeddingSection::kAuto ? " = \"auto\"" : "",
+        slow_folder_.empty() ? "RAM" : "files of " + slow_folder_.string()));
+  return lines;
 }
 
 StepRows RecommenderTraining::start_lookups(int64_t step) {
@@ -366,14 +404,19 @@ void RecommenderTraining::warn_of_rankings(const Validation& found) {
 void RecommenderTraining::finish(const RunFolder&, bool quiet) {
   if (quiet) return;
   if (const auto tiers = tables_->tier_counters())
-    log_info("rows in memory: {:.1f} % of accesses{}; {} read from the disk, {} written",
-             100 * tiers->hit_rate(),
+    log_info("rows {}: {:.1f} % of accesses{}; {} read from {}, {} written",
+             run_.device.is_cuda() ? "on the GPU" : "in memory", 100 * tiers->hit_rate(),
              tiers->counted == 0
                  ? ""
                  : fmt::format(", {:.1f} % if the most frequent rows of the last count were there",
                                100 * tiers->ideal_hit_rate()),
              format_bytes(static_cast<double>(tiers->bytes_read)),
+             slow_folder_.empty() ? "RAM" : "the disk",
              format_bytes(static_cast<double>(tiers->bytes_written)));
+  if (const embedding::SlotTransfers moved = tables_->row_transfers(); moved.to_slots > 0)
+    log_info("rows moved over the bus: {} to the GPU in {} transfers, {} back in {}",
+             format_bytes(static_cast<double>(moved.bytes_to)), format_grouped(moved.to_slots),
+             format_bytes(static_cast<double>(moved.bytes_from)), format_grouped(moved.from_slots));
   if (keys_before_.found + keys_before_.admitted > 0) log_info("{}", counters_line(keys_before_));
   if (!state_.last_evaluated) return;
   const Validation& found = *state_.last_evaluated->validation;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -74,6 +75,13 @@ class RecommenderTraining : public TrainingLoop {
   double time_steps(int64_t micro_batch);
   /// Returns true if the run begins in this process, from another run (run.start_from).
   bool starts_from_another() const { return !resumed() && !config().run.start_from.empty(); }
+  /// Returns the folder of the files with the rows that are not in `sizes_.memory_bytes`, for
+  /// tables with this placement. Empty: these rows are in RAM.
+  std::filesystem::path slow_folder(const embedding::PackSpec& spec,
+                                    const embedding::TablePlacement& plan) const;
+  /// Says where rows, ids and their counts are, if the rows are on a GPU. Empty for a run on the
+  /// CPU.
+  std::vector<std::string> gpu_lines() const;
   /// Opens the logs, and logs the placement of tables. `chosen` is the record of choose_sizes.
   void open_logs(RunFolder& folder, bool quiet, const nlohmann::ordered_json& chosen);
   /// Measures the model before its first step, and writes start.json. All ranks call it together.
@@ -99,10 +107,13 @@ class RecommenderTraining : public TrainingLoop {
   std::vector<double> ids_per_sample_;  ///< mean number of ids per sample, for each lookup
   /// Distinct ids of a step's batch in each table, summed over the ranks.
   std::vector<double> distinct_rows_;
-  double resident_before_;  ///< resident bytes of the process before the model was made
+  /// Bytes before the model was made: resident memory of the process, or allocated memory of its
+  /// GPU.
+  double memory_before_;
   std::shared_ptr<comm::Group> tables_group_;  ///< all ranks; used by `tables_` only
   TableSizes sizes_;                           ///< sizes of the current tables and micro-batches
   int64_t timed_step_ = 0;                     ///< next step that time_steps will run
+  std::filesystem::path slow_folder_;          ///< slow_folder of the current tables
   std::optional<embedding::DistributedTables> tables_;
   std::optional<Optimizer> optimizer_;
   std::optional<RecommenderStep> step_;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/collective.h"
@@ -41,8 +42,10 @@ TableSizes RecommenderTraining::choose_sizes(nlohmann::ordered_json& record) {
   const embedding::PackSpec& spec = lookups_->pack();
   std::vector<TableSizes> candidates = candidate_sizes(run_, std::ssize(spec.tables));
   if (!memory && !cuts) return candidates.front();  // the config leaves nothing open
+  const bool gpu = run_.device.is_cuda();
+  const int sharing = gpu ? (run_.local_ranks + count_gpus() - 1) / count_gpus() : run_.local_ranks;
   const double available = minimum_over_ranks(
-      *group_, static_cast<double>(run_.available_bytes) / static_cast<double>(run_.local_ranks));
+      *group_, static_cast<double>(run_.available_bytes) / static_cast<double>(sharing));
   const auto rows =
       static_cast<double>(maximum_table_bytes(spec, plan_for(candidates.front().groups)));
   if (memory && rows > available / 2)
@@ -57,7 +60,8 @@ TableSizes RecommenderTraining::choose_sizes(nlohmann::ordered_json& record) {
   if (memory) {
     const double tables_then =
         chosen.memory_bytes > 0 ? static_cast<double>(chosen.memory_bytes) : rows;
-    const double took = static_cast<double>(peak_resident_bytes()) - resident_before_ - tables_then;
+    const uint64_t peak = gpu ? gpu_memory().peak_bytes : peak_resident_bytes();
+    const double took = static_cast<double>(peak) - memory_before_ - tables_then;
     chosen.memory_bytes =
         memory_for_rows(available, -minimum_over_ranks(*group_, -std::max(0.0, took)), rows);
   }

@@ -41,6 +41,13 @@ std::string help_for(const ResolvedRun& run, uint64_t usable_bytes) {
   return fmt::format("set {}", fmt::join(ways, ", or "));
 }
 
+std::string help_for_recommender(const EmbeddingSection& embedding) {
+  return embedding.memory_bytes == 0
+             ? "keep a part of the rows there: embedding.memory_bytes = \"auto\"; or lower "
+               "train.batch"
+             : "lower embedding.memory_bytes or train.batch";
+}
+
 }  // namespace
 
 UserError out_of_memory(const ResolvedRun& run, const GpuMemory& now) {
@@ -52,7 +59,7 @@ UserError out_of_memory(const ResolvedRun& run, const GpuMemory& now) {
                   bytes_text(now.total_bytes), bytes_text(ours_bytes));
   if (run.config.kind() != RunKind::kGpt)
     return UserError(message, run.config.kind() == RunKind::kRecommender
-                                  ? "lower train.batch"
+                                  ? help_for_recommender(run.config.embedding)
                                   : "lower train.micro_batch or train.batch");
   const models::MemoryEstimate& memory = run.memory;
   const std::pair<const char*, int64_t> parts[] = {{"weights", memory.weights},

@@ -110,17 +110,6 @@ void check_recommender(const ResolvedRun& run) {
 
 void check_recommender_on_gpu(const RunConfig& config) {
   constexpr const char* kHelp = "use run.device = \"cpu\", or leave it out";
-  for (const data::SparseConfig& feature : config.rows.sparse)
-    if (feature.hashed())
-      throw UserError(fmt::format("rows.sparse \"{}\" has max_rows. A table without a fixed "
-                                  "vocabulary is on the CPU only, but run.device is a GPU",
-                                  feature.feature_name()),
-                      "give num_rows to hash its ids, or use run.device = \"cpu\"");
-  if (config.embedding.memory_bytes != 0)
-    throw UserError(
-        "embedding.memory_bytes: tables larger than memory are on the CPU only, but run.device is "
-        "a GPU",
-        kHelp);
   if (config.embedding.row_dtype == "mxfp8")
     throw UserError("embedding.row_dtype = \"mxfp8\": rows on a GPU are fp32 or bf16", kHelp);
   if (config.embedding.transfer == "rows")
@@ -165,7 +154,7 @@ void resolve_recommender_size(ResolvedRun& run, comm::Group& group,
                 .activations = kFloat * run.micro_batch * 4 * wide,
                 .checkpoint = kFloat * 3 * dense,
                 .all_gradients = kFloat * dense,
-                .beside = kBesideRows + bytes_of_rows(config)};
+                .beside = run.device.is_cuda() ? 0 : kBesideRows + bytes_of_rows(config)};
 }
 
 std::string recommender_summary(const ResolvedRun& run) {
