@@ -174,7 +174,7 @@ TEST(EmbeddingKernels, CheckFindsEachFault) {
                 nullptr);
     return bad != 0;
   };
-  const auto batch = [](std::vector<int64_t> values, std::vector<int64_t> offsets) {
+  const auto batch = [](const std::vector<int64_t>& values, const std::vector<int64_t>& offsets) {
     const auto samples = static_cast<int64_t>(offsets.size() - 1) / 2;
     return Jagged{ids_from(values), ids_from(offsets), {}, 2, samples};
   };
