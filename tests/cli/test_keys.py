@@ -635,7 +635,6 @@ OTHERS = [
     ("rows", ["images.crop=random"], "images.crop"),
     ("images", ["model.layers=3"], "model.layers"),
     ("images", ["precision.recipe=bf16"], "precision.recipe"),
-    ("rows", ["precision.recipe=mxfp8"], "precision.recipe"),
     ("rows", ["precision.gemm=native"], "precision.gemm"),
     ("rows", [other_recipe('layers="*"', 'recipe="bf16"')], "precision.override"),
     ("rows", ['precision.recipes=[{name="mine"}]'], "precision.recipes"),

@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from dovetail import moe
 from torch import nn
 
-ROUTERS = [router for router in moe.ROUTERS if router != "hash"]
-
 
 def layer_of(**options):
     torch.manual_seed(1)

@@ -8,12 +8,11 @@ option names raise RuntimeError. The C++ contracts are in ``dovetail/moe/routing
 ``dovetail/moe/experts.h`` (products).
 """
 
-from dovetail.moe._layer import ROUTERS, MoELayer
+from dovetail.moe._layer import MoELayer
 from dovetail.moe._operators import Routing, combine, dispatch, grouped_linear, route
 from dovetail.moe._weights import from_transformers, load_weights, weights_of
 
 __all__ = [
-    "ROUTERS",
     "MoELayer",
     "Routing",
     "combine",

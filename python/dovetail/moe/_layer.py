@@ -50,7 +50,7 @@ class MoELayer(nn.Module):
         dtype: dtype of the experts' parameters.
         gate: module in place of the router. It maps rows (T, width) float32 to a :class:`Routing` with any number of
             choices per token. Slots of an expert are distinct and start at 0.
-        router: one of :data:`ROUTERS`.
+        router: name of the method that chooses experts.
 
             - ``"top_k"``, ``"sinkhorn"``, ``"base"`` and ``"balanced"``: as in :func:`route`.
             - ``"noisy_top_k"``: normal noise on the logits in training, with a learned scale (Shazeer et al. 2017).
