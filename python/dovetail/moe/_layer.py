@@ -104,7 +104,7 @@ class MoELayer(nn.Module):
         self.hash_seed = hash_seed
         self.routing = {"drop": "none", **routing}
         self.gate = gate
-        self._check(experts, gate, routing, shared_experts, shared_gate)
+        self._check(experts, routing, shared_experts, shared_gate)
         rows = 2 * ffn_width if activation == "swiglu" else ffn_width
 
         def matrices(*sizes: int) -> nn.ParameterList:
@@ -128,20 +128,20 @@ class MoELayer(nn.Module):
         self.load = torch.zeros(experts, dtype=torch.int64, device=device)
         self.reset_parameters()
 
-    def _check(self, experts: int, gate, routing: dict, shared_experts: int, shared_gate: bool) -> None:
+    def _check(self, experts: int, routing: dict, shared_experts: int, shared_gate: bool) -> None:
         router = self.method
         if self.activation not in ACTIVATIONS:
             raise ValueError(f'activation "{self.activation}" is none of "swiglu", "gelu", "relu2"')
         if router not in ROUTERS:
             raise ValueError(f'router "{router}" is none of {", ".join(ROUTERS)}')
-        if gate is not None and (routing or router != "top_k" or self.bias_update_rate is not None):
+        if self.gate is not None and (routing or router != "top_k" or self.bias_update_rate is not None):
             given = [*routing, *(["router"] if router != "top_k" else [])]
             given += ["bias_update_rate"] if self.bias_update_rate is not None else []
             raise ValueError(f"{', '.join(given)}: options of the router, which `gate` stands in for")
         for name, given in [("importance_loss", self.importance_loss), ("smooth_load_loss", self.smooth_load_loss)]:
             if given and router != "noisy_top_k":
                 raise ValueError(f'{name} is read by router="noisy_top_k" alone; leave it out')
-        if self.load_loss and gate is None and router not in BALANCED_BY_LOSS:
+        if self.load_loss and self.gate is None and router not in BALANCED_BY_LOSS:
             raise ValueError(f'load_loss does nothing with router="{router}"; leave it out')
         if self.bias_update_rate is not None and router not in BALANCED_BY_LOSS:
             raise ValueError(f'bias_update_rate does nothing with router="{router}"; leave it out')
@@ -154,7 +154,7 @@ class MoELayer(nn.Module):
             raise ValueError(f"k = {self.k} must be 1 to {experts}, the number of experts")
         if shared_gate and shared_experts == 0:
             raise ValueError("shared_gate does nothing without shared_experts; leave it out")
-        if gate is None and router not in ("expert_choice", "hash"):
+        if self.gate is None and router not in ("expert_choice", "hash"):
             route(torch.zeros(1, experts), self.k, **self._options(training=True))
             route(torch.zeros(1, experts), self.k, **self._options(training=False))
 
@@ -218,7 +218,7 @@ class MoELayer(nn.Module):
         """Routing of rows x (T, width), sequences of ``length``, and the loss."""
         if self.gate is not None:
             routing = self.gate(x)
-            return routing, self.load_loss * routing.load_loss + self.z_loss * routing.z_loss
+            return routing, self._loss_of(routing)
         if self.method == "hash":
             return self._by_hash(x, tokens)
         logits = functional.linear(x, self.router.to(x.dtype))
@@ -231,11 +231,11 @@ class MoELayer(nn.Module):
             options |= {"router": "top_k", "chosen": self._in_turn(len(x), length, x.device)}
         if self.method != "noisy_top_k" or not self.training:
             routing = route(logits, self.k, **options)
-            return routing, self.load_loss * routing.load_loss + self.z_loss * routing.z_loss
+            return routing, self._loss_of(routing)
         scale = F.softplus(functional.linear(x, self.router_noise.to(x.dtype))) + LEAST_NOISE
         noise = torch.randn_like(logits)
         routing = route(logits + noise * scale, self.k, **options)
-        loss = self.load_loss * routing.load_loss + self.z_loss * routing.z_loss
+        loss = self._loss_of(routing)
         if self.importance_loss:
             importance = torch.ops.dovetail.moe_importance_loss(routing.weight, routing.expert, len(self.up))
             loss = loss + self.importance_loss * importance
@@ -243,6 +243,9 @@ class MoELayer(nn.Module):
             smooth = torch.ops.dovetail.moe_smooth_load_loss(logits, noise, scale, self.k)
             loss = loss + self.smooth_load_loss * smooth
         return routing, loss
+
+    def _loss_of(self, routing: Routing) -> Tensor:
+        return self.load_loss * routing.load_loss + self.z_loss * routing.z_loss
 
     def _by_experts(self, logits: Tensor) -> tuple[Routing, Tensor]:
         """Each expert takes its ceil(T k / E) best tokens. A token has a choice of each expert; most are dropped."""
