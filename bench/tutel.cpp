@@ -296,7 +296,8 @@ nlohmann::ordered_json simulated(const Options& options) {
                          .top_k = 2,
                          .row_bytes = 4096,
                          .other_row_bytes = 4096,
-                         .parameter_bytes = 2};
+                         .parameter_bytes = 2,
+                         .once_per_rank = false};
     const double
         linear = simulate(costs, load, {.algorithm = comm::AllToAllAlgorithm::kFlexible}).total_s(),
         two = simulate(costs, load, {.algorithm = comm::AllToAllAlgorithm::kHierarchicalFlexible})

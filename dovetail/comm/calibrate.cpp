@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
 
 #include "dovetail/base/machine.h"
 #include "dovetail/base/median.h"
@@ -56,6 +56,30 @@ double measure_copy(Group& world) {
          slowest_rank_seconds(world, 9, [&] { x.transpose(0, 1).contiguous(); });
 }
 
+/// Share of an exchange that products of about equal length hide.
+double measure_overlap_share(Group& world) {
+  if (world.size() == 1) return 1;
+  const auto x = at::zeros({world.size(), 1 << 20}, at::kByte);
+  auto y = at::empty_like(x);
+  const std::vector<int64_t> one(static_cast<size_t>(world.size()), 1);
+  const auto a = at::ones({256, 256});
+  constexpr int kRepeats = 15;
+  const double exchange = slowest_rank_seconds(
+                   world, kRepeats, [&] { world.all_to_all_async(y, x, one, one)->wait(); }),
+               product = slowest_rank_seconds(world, kRepeats, [&] { at::mm(a, a); });
+  const int products = std::max(1, static_cast<int>(std::lround(exchange / product)));
+  const auto compute = [&] {
+    for (int i = 0; i < products; ++i) at::mm(a, a);
+  };
+  const double alone = slowest_rank_seconds(world, kRepeats, compute);
+  const double together = slowest_rank_seconds(world, kRepeats, [&] {
+    const auto work = world.all_to_all_async(y, x, one, one);
+    compute();
+    work->wait();
+  });
+  return std::clamp((exchange + alone - together) / std::min(exchange, alone), 0.0, 1.0);
+}
+
 double measure_product(Group& world, int64_t size, int repeats) {
   const auto a = at::ones({size, size});
   return slowest_rank_seconds(world, repeats, [&] { at::mm(a, a); });
@@ -86,6 +110,7 @@ Calibration calibrate(Group& world, int ranks_per_node) {
   constexpr int64_t kLarge = 768, kSmall = 16;
   model.call_s = measure_product(world, kSmall, 41);
   model.flops = 2.0 * kLarge * kLarge * kLarge / measure_product(world, kLarge, 9);
+  model.overlap_share = measure_overlap_share(world);
   model.source = fmt::format("measured on {} ranks of {}", world.size(), machine().cpu_name);
   return result;
 }

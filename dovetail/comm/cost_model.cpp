@@ -62,15 +62,16 @@ Json to_json(const CostModel& model) {
   json["copy_bytes_per_s"] = model.copy_bytes_per_s;
   json["call_s"] = model.call_s;
   json["flops"] = model.flops;
+  json["overlap_share"] = model.overlap_share;
   json["source"] = model.source;
   return json;
 }
 
 CostModel parse_cost_model(const nlohmann::json& json, const std::string& where) {
-  check_keys(
-      json,
-      {"ranks_per_node", "inside", "between", "copy_bytes_per_s", "call_s", "flops", "source"},
-      where);
+  check_keys(json,
+             {"ranks_per_node", "inside", "between", "copy_bytes_per_s", "call_s", "flops",
+              "overlap_share", "source"},
+             where);
   CostModel model;
   const double ranks = positive(json, "ranks_per_node", where);
   user_check(ranks == std::floor(ranks) && ranks <= 1 << 20,
@@ -81,6 +82,11 @@ CostModel parse_cost_model(const nlohmann::json& json, const std::string& where)
   model.copy_bytes_per_s = positive(json, "copy_bytes_per_s", where);
   model.call_s = number(json, "call_s", where);
   model.flops = positive(json, "flops", where);
+  if (json.contains("overlap_share")) {
+    model.overlap_share = number(json, "overlap_share", where);
+    user_check(model.overlap_share <= 1, "{}: overlap_share is {}, not from 0 to 1", where,
+               model.overlap_share);
+  }
   user_check(json.contains("source") && json["source"].is_string(),
              "{}: source is missing; say in it where the figures come from", where);
   model.source = json["source"].get<std::string>();

@@ -25,16 +25,19 @@ struct Link {
 /// Costs of communication and computation on a machine or a cluster.
 ///
 /// File format: {"ranks_per_node": 8, "inside": {"latency_s": ..., "bytes_per_s": ...}, "between":
-/// {...}, "copy_bytes_per_s": ..., "call_s": ..., "flops": ..., "source": "..."}. `between` is
-/// absent for a single node.
+/// {...}, "copy_bytes_per_s": ..., "call_s": ..., "flops": ..., "overlap_share": ..., "source":
+/// "..."}. `between` is absent for a single node. `overlap_share` is optional.
 struct CostModel {
   int ranks_per_node = 1;
   Link inside;                  ///< links between ranks of one node
   std::optional<Link> between;  ///< links between ranks of different nodes
   /// Rate at which one rank copies rows into another order (strided copy).
   double copy_bytes_per_s = 1;
-  double call_s = 0;   ///< minimum seconds of one matrix product
-  double flops = 1;    ///< FLOP/s of large matrix products, per rank
+  double call_s = 0;  ///< minimum seconds of one matrix product
+  double flops = 1;   ///< FLOP/s of large matrix products, per rank
+  /// Share of an exchange's time that a product of equal length hides, from 0 to 1. It is low where
+  /// the processor that computes also moves the rows.
+  double overlap_share = 1;
   std::string source;  ///< origin of these numbers, shown with every result
 };
 nlohmann::ordered_json to_json(const CostModel& model);
@@ -88,7 +91,7 @@ struct Calibration {
 /// Measures the cost model on the ranks of `world`. All ranks call it together and get the same
 /// result. It times all-to-alls of growing size inside a node and, if there are several nodes,
 /// between nodes. It also times strided copies and matrix products, run by all ranks at the same
-/// time.
+/// time, and products beside an exchange.
 Calibration calibrate(Group& world, int ranks_per_node);
 
 /// Runs `work` `repeats` times on all ranks at once. Takes the time of the slowest rank in each

@@ -1,13 +1,22 @@
 #include "dovetail/comm/exchange.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/threads.h"
+#include "dovetail/base/trace.h"
 
 namespace dovetail::comm {
 namespace {
@@ -97,7 +106,78 @@ NodeGroups split_by_node(Group& group, int ranks_per_node) {
     between[static_cast<size_t>(r % ranks_per_node)].push_back(r);
   }
   auto inside_group = group.split(inside);
-  return {std::move(inside_group), group.split(between)};
+  return {std::move(inside_group), group.split(between), std::make_shared<Stages>()};
+}
+
+/// Thread that runs the two stages of hierarchical exchanges, one exchange after another. So all
+/// ranks call the groups of the stages in the same order, while the starting thread computes.
+class Stages {
+ public:
+  Stages() : thread_([this] { run(); }) {}
+  Stages(const Stages&) = delete;
+  Stages& operator=(const Stages&) = delete;
+  ~Stages() {
+    {
+      const std::lock_guard lock(mutex_);
+      ends_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+
+  std::future<at::Tensor> start(std::function<at::Tensor()> exchange) {
+    std::packaged_task<at::Tensor()> task(std::move(exchange));
+    auto result = task.get_future();
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    changed_.notify_one();
+    return result;
+  }
+
+  at::Tensor wait(std::future<at::Tensor>& result) {
+    const double start = now_seconds();
+    result.wait();
+    waited_s_ += now_seconds() - start;
+    return result.get();
+  }
+
+  double waited_s() const { return waited_s_; }
+
+ private:
+  void run() {
+    compute_alone();
+    const at::NoGradGuard no_grad;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return ends_ || !tasks_.empty(); });
+      if (tasks_.empty()) return;
+      auto task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      task();
+      task = {};  // frees the rows
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::packaged_task<at::Tensor()>> tasks_;
+  bool ends_ = false;
+  double waited_s_ = 0;  // used by the starting thread alone
+  std::thread thread_;
+};
+
+Group::Traffic NodeGroups::traffic() const {
+  Group::Traffic all = inside->all_to_all_traffic();
+  const Group::Traffic far = between->all_to_all_traffic();
+  all.calls += far.calls;
+  all.bytes_sent += far.bytes_sent;
+  all.bytes_received += far.bytes_received;
+  all.waited_s = stages->waited_s();
+  return all;
 }
 
 Exchange::Exchange(std::shared_ptr<Group> group, Splits splits)
@@ -111,15 +191,28 @@ Exchange::Exchange(std::shared_ptr<Group> group, Splits splits)
 Exchange::Exchange(NodeGroups nodes, Splits splits, std::vector<int64_t> middle)
     : nodes_(std::move(nodes)), splits_(std::move(splits)), middle_(std::move(middle)) {}
 
-Exchange Exchange::hierarchical(NodeGroups nodes, const std::vector<int64_t>& send) {
-  const int64_t m = nodes.inside->size(), n = nodes.between->size();
-  DOVETAIL_CHECK(static_cast<int64_t>(send.size()) == n * m, "{} sizes for {} x {} ranks",
-                 send.size(), n, m);
+std::vector<Exchange> Exchange::hierarchical(const NodeGroups& nodes,
+                                             const std::vector<std::vector<int64_t>>& sends) {
+  const int64_t m = nodes.inside->size(), n = nodes.between->size(), count = std::ssize(sends);
+  const at::Tensor table = at::empty({count, n, m}, at::kLong);
+  auto* next = table.mutable_data_ptr<int64_t>();
+  for (const auto& send : sends) {
+    DOVETAIL_CHECK(std::ssize(send) == n * m, "{} sizes for {} x {} ranks", send.size(), n, m);
+    next = std::ranges::copy(send, next).out;
+  }
   // The counts take the same two stages as the rows.
-  const auto by_place = at::tensor(send, at::kLong).view({n, m}).t().contiguous();
-  const auto middle = exchanged_evenly(*nodes.inside, by_place);
-  const auto receive = exchanged_evenly(*nodes.between, middle.t().contiguous());
-  return {std::move(nodes), {send, values_of(receive)}, values_of(middle)};
+  at::Tensor middle, receive;
+  auto counts = nodes.stages->start([&] {
+    middle = exchanged_evenly(*nodes.inside, table.permute({2, 1, 0}).contiguous());
+    return exchanged_evenly(*nodes.between, middle.transpose(0, 1).contiguous());
+  });
+  receive = nodes.stages->wait(counts);
+  std::vector<Exchange> made;
+  for (int64_t i = 0; i < count; ++i)
+    made.push_back({nodes,
+                    {sends[static_cast<size_t>(i)], values_of(receive.select(2, i).contiguous())},
+                    values_of(middle.select(2, i).contiguous())});
+  return made;
 }
 
 Exchange Exchange::hierarchical_even(NodeGroups nodes, int64_t rows) {
@@ -140,10 +233,14 @@ int64_t Exchange::rows_received() const { return sum(splits_.receive); }
 
 Exchange::Pending Exchange::start(const at::Tensor& x) const {
   if (group_) return start_linear(*group_, x, splits_.receive, splits_.send);
-  return reversed_ ? start_backward(x) : start_forward(x);
+  Exchange plan = *this;
+  plan.nodes_.stages = nullptr;  // the thread must not hold itself
+  return {nodes_.stages, nodes_.stages->start([plan = std::move(plan), rows = x.detach()] {
+            return plan.reversed_ ? plan.run_backward(rows) : plan.run_forward(rows);
+          })};
 }
 
-Exchange::Pending Exchange::start_forward(const at::Tensor& x) const {
+at::Tensor Exchange::run_forward(const at::Tensor& x) const {
   const auto m = static_cast<size_t>(nodes_.inside->size()),
              n = static_cast<size_t>(nodes_.between->size());
   const auto by_place = transposed(n, m), by_node = transposed(m, n);
@@ -152,10 +249,11 @@ Exchange::Pending Exchange::start_forward(const at::Tensor& x) const {
                    row_sums(reordered(splits_.send, by_place), n))
           .wait();
   return start_linear(*nodes_.between, reordered(inside, middle_, by_node),
-                      row_sums(splits_.receive, m), row_sums(reordered(middle_, by_node), m));
+                      row_sums(splits_.receive, m), row_sums(reordered(middle_, by_node), m))
+      .wait();
 }
 
-Exchange::Pending Exchange::start_backward(const at::Tensor& x) const {
+at::Tensor Exchange::run_backward(const at::Tensor& x) const {
   const auto m = static_cast<size_t>(nodes_.inside->size()),
              n = static_cast<size_t>(nodes_.between->size());
   const auto by_place = transposed(n, m), by_node = transposed(m, n);
@@ -164,7 +262,8 @@ Exchange::Pending Exchange::start_backward(const at::Tensor& x) const {
       start_linear(*nodes_.between, x, row_sums(of_nodes, m), row_sums(splits_.send, m)).wait();
   const auto arriving = reordered(splits_.receive, by_place);
   return start_linear(*nodes_.inside, reordered(between, of_nodes, by_place), row_sums(arriving, n),
-                      row_sums(middle_, n), arriving, by_node);
+                      row_sums(middle_, n), arriving, by_node)
+      .wait();
 }
 
 Exchange::Pending::Pending(std::unique_ptr<Group::Work> work, at::Tensor rows,
@@ -174,7 +273,11 @@ Exchange::Pending::Pending(std::unique_ptr<Group::Work> work, at::Tensor rows,
       sizes_(std::move(sizes)),
       order_(std::move(order)) {}
 
+Exchange::Pending::Pending(std::shared_ptr<Stages> stages, std::future<at::Tensor> staged)
+    : stages_(std::move(stages)), staged_(std::move(staged)) {}
+
 at::Tensor Exchange::Pending::wait() {
+  if (stages_) return std::exchange(stages_, nullptr)->wait(staged_);
   DOVETAIL_CHECK(work_ != nullptr, "rows that are not under way");
   work_->wait();
   work_.reset();

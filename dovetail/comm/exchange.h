@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <vector>
 
@@ -26,11 +27,18 @@ Splits exchange_sizes(Group& group, const std::vector<int64_t>& send);
 /// does not divide `rows`.
 Splits even_splits(int64_t rows, int ranks);
 
+class Stages;
+
 /// Groups for the two stages of a hierarchical all-to-all. `inside` has the ranks of this rank's
 /// node. `between` has one rank of each node: the rank with the same index within its node as this
-/// rank.
+/// rank. `stages` is the thread that runs the stages of started exchanges; only it uses the groups.
 struct NodeGroups {
   std::shared_ptr<Group> inside, between;
+  std::shared_ptr<Stages> stages;
+
+  /// Returns the traffic of both groups. `waited_s` is the time in which the starting thread
+  /// waited.
+  Group::Traffic traffic() const;
 };
 
 /// Makes the two groups of this rank. Each `ranks_per_node` consecutive ranks of `group` count as a
@@ -57,10 +65,11 @@ class Exchange {
   /// Makes a linear exchange. `splits` has n entries in rank order (InternalError otherwise).
   Exchange(std::shared_ptr<Group> group, Splits splits);
 
-  /// Makes a hierarchical exchange when only the sent counts are known. The ranks exchange the
-  /// counts in the same two stages, so all ranks call it together. `send` has n entries in rank
-  /// order.
-  static Exchange hierarchical(NodeGroups nodes, const std::vector<int64_t>& send);
+  /// Makes hierarchical exchanges when only the sent counts are known. `sends` has a list of n
+  /// counts, in rank order, for each exchange. The ranks exchange all counts at once, in the same
+  /// two stages, so all ranks call it together.
+  static std::vector<Exchange> hierarchical(const NodeGroups& nodes,
+                                            const std::vector<std::vector<int64_t>>& sends);
   /// Makes a hierarchical exchange of `rows` rows in equal parts, without exchanging counts.
   static Exchange hierarchical_even(NodeGroups nodes, int64_t rows);
 
@@ -81,9 +90,12 @@ class Exchange {
     Pending() = default;
     Pending(std::unique_ptr<Group::Work> work, at::Tensor rows, std::vector<int64_t> sizes,
             std::vector<size_t> order);
+    Pending(std::shared_ptr<Stages> stages, std::future<at::Tensor> staged);
     at::Tensor wait();
 
    private:
+    std::shared_ptr<Stages> stages_;  // null for a linear exchange, which uses `work_`
+    std::future<at::Tensor> staged_;
     std::unique_ptr<Group::Work> work_;
     at::Tensor rows_;
     std::vector<int64_t> sizes_;  // number of rows in each piece of `rows_`
@@ -93,14 +105,14 @@ class Exchange {
   };
 
   /// Starts to send the rows of x (rows_sent(), ...), contiguous, any dtype, ordered by destination
-  /// rank. Autograd does not see it (`start_all_to_all` is differentiable). A hierarchical exchange
-  /// returns when its first stage is done.
+  /// rank. Autograd does not see it (`start_all_to_all` is differentiable). It returns before other
+  /// ranks have called it. The rows must not change before `wait`.
   Pending start(const at::Tensor& x) const;
 
  private:
   Exchange(NodeGroups nodes, Splits splits, std::vector<int64_t> middle);
-  Pending start_forward(const at::Tensor& x) const;
-  Pending start_backward(const at::Tensor& x) const;
+  at::Tensor run_forward(const at::Tensor& x) const;
+  at::Tensor run_backward(const at::Tensor& x) const;
 
   std::shared_ptr<Group> group_;  // null for a hierarchical exchange
   NodeGroups nodes_;

@@ -207,28 +207,50 @@ at::Tensor take_tokens(const at::Tensor& x, const DispatchedRows& to,
   return y;
 }
 
+at::Tensor taken(const at::Tensor& x, const Dispatch& to) {
+  return operation("dovetail::moe_dispatch_rows", {.reads = with_dispatch({x}, to)},
+                   [numbers = numbers_of(to)](const Operands& inputs) {
+                     const Dispatch now = dispatch_at(inputs.reads, 1, numbers);
+                     return std::vector{take_tokens(inputs.reads[0], now.resolve())};
+                   })[0];
+}
+
+/// Returns (tokens, C) float32.
+at::Tensor summed(const at::Tensor& rows, const Dispatch& to, int64_t tokens) {
+  return operation("dovetail::moe_sum_rows", {.reads = with_dispatch({rows}, to)},
+                   [numbers = numbers_of(to), tokens](const Operands& inputs) {
+                     const Dispatch now = dispatch_at(inputs.reads, 1, numbers);
+                     return std::vector{sum_by_token(inputs.reads[0], {}, now.resolve(), tokens)};
+                   })[0];
+}
+
 class DispatchFunction : public torch::autograd::Function<DispatchFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const Dispatch& to) {
     save_with_dispatch(context, {}, to);
     context->saved_data["tokens"] = x.size(0);
-    return operation("dovetail::moe_dispatch_rows", {.reads = with_dispatch({x}, to)},
-                     [numbers = numbers_of(to)](const Operands& inputs) {
-                       const Dispatch now = dispatch_at(inputs.reads, 1, numbers);
-                       return std::vector{take_tokens(inputs.reads[0], now.resolve())};
-                     })[0];
+    return taken(x, to);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const Dispatch to = saved_dispatch(context, context->get_saved_variables());
     const at::Tensor drows = gradients[0].contiguous();
-    const at::Tensor dx =
-        operation("dovetail::moe_dispatch_gradient", {.reads = with_dispatch({drows}, to)},
-                  [numbers = numbers_of(to),
-                   tokens = context->saved_data["tokens"].toInt()](const Operands& inputs) {
-                    const Dispatch now = dispatch_at(inputs.reads, 1, numbers);
-                    return std::vector{sum_by_token(inputs.reads[0], {}, now.resolve(), tokens)};
-                  })[0];
+    const at::Tensor dx = summed(drows, to, context->saved_data["tokens"].toInt());
     return {dx.to(drows.scalar_type()), at::Tensor()};
+  }
+};
+
+class SumFunction : public torch::autograd::Function<SumFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& rows, const Dispatch& to,
+                            int64_t tokens) {
+    save_with_dispatch(context, {}, to);
+    context->saved_data["dtype"] = rows.scalar_type();
+    return summed(rows, to, tokens);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const Dispatch to = saved_dispatch(context, context->get_saved_variables());
+    const at::Tensor dy = gradients[0].to(context->saved_data["dtype"].toScalarType());
+    return {taken(dy.contiguous(), to), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -340,6 +362,18 @@ at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight,
   const at::Tensor weighted = kept * weight.reshape(-1).index_select(0, to.choice).unsqueeze(1);
   return at::zeros({weight.size(0), rows.size(1)}, weight.options().requires_grad(false))
       .index_add(0, to.token, weighted);
+}
+
+at::Tensor sum_rows(const at::Tensor& rows, const Dispatch& dispatch, int64_t tokens) {
+  user_check(rows.dim() == 2 && rows.size(0) == dispatch.places(),
+             "sum_rows: rows must be ({}, C), but is {}", dispatch.places(), ops::describe(rows));
+  check_choices("sum_rows", rows, tokens, dispatch);
+  if (by_kernel(rows)) return SumFunction::apply(rows.contiguous(), dispatch, tokens);
+  const DispatchedRows& to = rows_for_aten("sum_rows", rows, dispatch);
+  const auto dtype = rows.scalar_type() == at::kBFloat16 ? at::kFloat : rows.scalar_type();
+  const at::Tensor kept = to.capacity == 0 ? rows : rows.index_select(0, places_of(to));
+  return at::zeros({tokens, rows.size(1)}, rows.options().dtype(dtype).requires_grad(false))
+      .index_add(0, to.token, kept.to(dtype));
 }
 
 }  // namespace dovetail::moe

@@ -109,11 +109,15 @@ at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& dispatch);
 /// (P, C), weight (T, k), y (T, C). The weight is float32 if `rows` are bfloat16, otherwise it has
 /// their dtype. Result y has the dtype of the weight.
 ///
-/// `dispatch_rows` and `combine_rows` are differentiable; backward reads `dispatch`, too. Kernels
-/// of this project run float32 and bfloat16, with float32 sums. On a GPU they need a dispatch made
-/// on that GPU. Other dtypes are composed of ATen's operators. Sums are added in the order of the
-/// experts, except in ATen's float64 on a GPU. Both throw UserError on wrong shapes, dtypes and
-/// devices.
+/// `dispatch_rows`, `combine_rows` and `sum_rows` are differentiable; backward reads `dispatch`,
+/// too. Kernels of this project run float32 and bfloat16, with float32 sums. On a GPU they need a
+/// dispatch made on that GPU. Other dtypes are composed of ATen's operators. Sums are added in the
+/// order of the experts, except in ATen's float64 on a GPU. Both throw UserError on wrong shapes,
+/// dtypes and devices.
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const Dispatch& dispatch);
+
+/// Sums the rows of each of `tokens` tokens: `combine_rows` with weights of 1. Returns (tokens, C),
+/// in float32 if `rows` are bfloat16, otherwise in their dtype.
+at::Tensor sum_rows(const at::Tensor& rows, const Dispatch& dispatch, int64_t tokens);
 
 }  // namespace dovetail::moe

@@ -46,6 +46,36 @@ Choices choices_of_parts(const Choices& choices, const Placement& placement,
 Choices choices_of_shadowed(const Choices& choices, const Placement& placement,
                             const std::vector<int64_t>& shadowed);
 
+/// Rows that this rank sends. A token goes once to each rank that has a part of its experts,
+/// whatever the number of these parts.
+struct SentRows {
+  /// Rows sorted by receiving rank, which takes the place of the expert. `choice` is t n + r for
+  /// token t and rank r of n.
+  DispatchedRows rows;
+  /// (R) int32. For each row of the dispatch by parts: index of its token's row among the rows that
+  /// go to the same rank.
+  at::Tensor row_of_part;
+};
+
+/// Makes the rows to send from a dispatch by parts, of `tokens` tokens. Rows of a rank are in the
+/// order in which its parts first name their tokens.
+SentRows sent_rows(const DispatchedRows& by_part, const Placement& placement, int64_t tokens);
+
+/// Choices of the rows that this rank receives, for its own experts.
+struct ArrivedChoices {
+  /// Choices by expert. `token` is the index of a received row; `choice` is token * width + j for
+  /// the j-th choice of the row.
+  DispatchedRows by_expert;
+  at::Tensor choice_of_arrival;  ///< (R) int64: `choice` of the choices, in the order of arrival
+};
+
+/// Groups the arrived choices by expert. They arrive sorted by sender, and by expert within one
+/// sender. counts[sender][expert]: number of choices. rows[sender]: number of rows. row_of_part:
+/// SentRows::row_of_part of all senders. width: maximum number of choices of a row.
+ArrivedChoices arrived_choices(const std::vector<std::vector<int64_t>>& counts,
+                               const std::vector<int64_t>& rows, const at::Tensor& row_of_part,
+                               int64_t width);
+
 /// Groups the rows that this rank receives by expert. They arrive sorted by sender, and by expert
 /// within one sender. counts[sender][expert]: number of rows. In the result, `token` and `choice`
 /// are the index at which a row arrives. `experts`: number of experts of this rank.

@@ -69,10 +69,11 @@ Seconds run_stage(const Stage& stage, const Nodes& nodes, const Seconds& start) 
   return end;
 }
 
-/// Returns the stages of an exchange in which every rank sends b[p] bytes to rank p.
+/// Returns the stages of `calls` exchanges that start together. In them every rank sends b[p] bytes
+/// to rank p.
 std::vector<Stage> dispatch_stages(const comm::CostModel& model, const Nodes& nodes,
-                                   comm::AllToAllAlgorithm algorithm,
-                                   const std::vector<double>& b) {
+                                   comm::AllToAllAlgorithm algorithm, const std::vector<double>& b,
+                                   int calls) {
   const int ranks = nodes.ranks(), m = nodes.size, n = nodes.count;
   const comm::Link between = model.between.value_or(comm::Link{.bytes_per_s = 1e30});
   const double all = std::accumulate(b.begin(), b.end(), 0.0);
@@ -87,9 +88,10 @@ std::vector<Stage> dispatch_stages(const comm::CostModel& model, const Nodes& no
     for (int p = 0; p < ranks; ++p) {
       const size_t i = index(p);
       const double near = of_node[index(p / m)] - b[i], far = all - of_node[index(p / m)];
-      stage.send[i] = model.inside.seconds(m - 1, near) + between.seconds(ranks - m, far);
-      stage.receive[i] = model.inside.seconds(m - 1, (m - 1) * b[i]) +
-                         between.seconds(ranks - m, (ranks - m) * b[i]);
+      stage.send[i] =
+          model.inside.seconds(calls * (m - 1), near) + between.seconds(calls * (ranks - m), far);
+      stage.receive[i] = model.inside.seconds(calls * (m - 1), (m - 1) * b[i]) +
+                         between.seconds(calls * (ranks - m), (ranks - m) * b[i]);
     }
     return {stage};
   }
@@ -98,11 +100,11 @@ std::vector<Stage> dispatch_stages(const comm::CostModel& model, const Nodes& no
     const size_t i = index(p);
     const double place = of_place[index(p % m)];
     inside.copy[i] = all / model.copy_bytes_per_s;
-    inside.send[i] = model.inside.seconds(m - 1, all - place);
-    inside.receive[i] = model.inside.seconds(m - 1, (m - 1) * place);
+    inside.send[i] = model.inside.seconds(calls * (m - 1), all - place);
+    inside.receive[i] = model.inside.seconds(calls * (m - 1), (m - 1) * place);
     far.copy[i] = m * place / model.copy_bytes_per_s;
-    far.send[i] = between.seconds(n - 1, m * (place - b[i]));
-    far.receive[i] = between.seconds(n - 1, (n - 1) * m * b[i]);
+    far.send[i] = between.seconds(calls * (n - 1), m * (place - b[i]));
+    far.receive[i] = between.seconds(calls * (n - 1), (n - 1) * m * b[i]);
   }
   return {inside, far};
 }
@@ -121,11 +123,14 @@ Seconds run(const std::vector<Stage>& stages, const Nodes& nodes, Seconds time) 
 
 /// Work of a load under a plan: rows and parameters by rank.
 struct Work {
-  std::vector<double> rows_to;  // rows_to[p]: rows that each rank sends to rank p in a forward pass
+  // Rows, and choices of these rows, that each rank sends to rank p in a forward pass.
+  std::vector<double> rows_to, choices_to;
   std::vector<double> compute_s;  // by rank: seconds of forward for received rows
   double local_s = 0;  // seconds for rows that are not sent: rows of shadowed experts, or all rows
   double parameters_s = 0;  // seconds to send experts once
 };
+
+bool travels_once(const LayerLoad& load) { return load.once_per_rank && load.capacity == 0; }
 
 class Builder {
  public:
@@ -156,6 +161,7 @@ class Builder {
 
   Work build() const {
     Work work{.rows_to = std::vector<double>(index(load_.ranks), 0),
+              .choices_to = std::vector<double>(index(load_.ranks), 0),
               .compute_s = std::vector<double>(index(load_.ranks), 0)};
     if (plan_.shards == 0) {
       for (int e = 0; e < load_.experts; ++e)
@@ -165,7 +171,7 @@ class Builder {
     }
     for (int e = 0; e < load_.experts; ++e)
       if (shadowed_[index(e)]) work.local_s += expert_s(choices() * share_[index(e)], 1, 1);
-    work.parameters_s = broadcast_s(plan_.shadowed * expert_bytes());
+    work.parameters_s = shadow_s();
     if (placement_.cut > plan_.shards) {
       const auto experts =
           static_cast<double>(placement_.count(placement_.holders() - 1));  // maximum of any holder
@@ -193,15 +199,30 @@ class Builder {
   void add_rank(Work& work, int p) const {
     const int holder = placement_.holder(p),
               pieces = comm::is_flexible(plan_.algorithm) ? 1 : load_.ranks;
+    double share = 0;
     for (int64_t e = placement_.first(holder); e < placement_.first(holder + 1); ++e) {
       if (shadowed_[static_cast<size_t>(e)]) continue;
+      share += share_[static_cast<size_t>(e)];
       // Each group of ranks that holds the whole expert gets its share of the rows.
       const double from_each =
-          choices() * share_[static_cast<size_t>(e)] * plan_.shards / placement_.cut;
-      work.rows_to[index(p)] += from_each;
+          (load_.capacity > 0 ? load_.capacity : choices() * share_[static_cast<size_t>(e)]) *
+          plan_.shards / placement_.cut;
+      work.choices_to[index(p)] += from_each;
       work.compute_s[index(p)] +=
           expert_s(from_each * load_.ranks, plan_.shards, pieces * plan_.overlap);
     }
+    work.rows_to[index(p)] = travels_once(load_)
+                                 ? rows_of_share(share * plan_.shards / placement_.cut)
+                                 : work.choices_to[index(p)];
+  }
+
+  /// Expected number of a rank's tokens with one or more choices in `share` of all choices. A
+  /// token's choices are different experts: for equal shares the result is exact.
+  double rows_of_share(double share) const {
+    double none = 1;
+    for (int i = 0; i < std::min(load_.top_k, load_.experts); ++i)
+      none *= 1 - std::min(1.0, share * load_.experts / (load_.experts - i));
+    return static_cast<double>(load_.tokens) * (1 - none);
   }
 
   /// Seconds of a ring all-gather over n ranks. Each rank contributes 1/n of `bytes`.
@@ -211,11 +232,32 @@ class Builder {
     return (inside ? model_.inside : *model_.between).seconds(n - 1, bytes * (n - 1) / n);
   }
 
-  /// Seconds of a broadcast by a pipelined tree.
-  double broadcast_s(double bytes) const {
-    if (bytes == 0 || load_.ranks == 1) return 0;
-    return (nodes_.count == 1 ? model_.inside : *model_.between)
-        .seconds(std::ceil(std::log2(load_.ranks)), bytes);
+  /// Seconds in which the owners of shadowed experts send their slices to every other rank.
+  double shadow_s() const {
+    const int m = nodes_.size, far = load_.ranks - m;
+    const double slice = expert_bytes() / placement_.cut;
+    double all = 0, slowest = 0;
+    std::vector<double> own(index(load_.ranks), 0);
+    for (int p = 0; p < load_.ranks; ++p) {
+      const int holder = placement_.holder(p);
+      for (int64_t e = placement_.first(holder); e < placement_.first(holder + 1); ++e)
+        if (shadowed_[static_cast<size_t>(e)]) own[index(p)] += slice;
+      all += own[index(p)];
+    }
+    if (all == 0 || load_.ranks == 1) return 0;
+    for (int p = 0; p < load_.ranks; ++p) {
+      double of_node = 0;
+      for (int q = p / m * m; q < (p / m + 1) * m; ++q) of_node += own[index(q)];
+      const double sent = model_.inside.seconds(m - 1, (m - 1) * own[index(p)]) +
+                          between_s(far, far * own[index(p)]),
+                   received = model_.inside.seconds(m - 1, of_node - own[index(p)]) +
+                              between_s(far, all - of_node);
+      slowest = std::max({slowest, sent, received});
+    }
+    return slowest;
+  }
+  double between_s(double messages, double bytes) const {
+    return nodes_.count == 1 ? 0 : model_.between->seconds(messages, bytes);
   }
 
   const comm::CostModel& model_;
@@ -227,24 +269,36 @@ class Builder {
   std::vector<bool> shadowed_;
 };
 
+/// Exchanges of a pass: to the experts and back.
+struct Exchanges {
+  std::vector<Stage> there, back;
+};
+
 /// Simulates forward or backward of the layer. `work_factor` is 1 for forward and 2 for backward.
-/// Experts are sent before forward, their gradients after backward.
-double pass_s(const std::vector<Stage>& there, const std::vector<Stage>& back, const Nodes& nodes,
-              const Work& work, int overlap, double work_factor) {
+/// Experts are sent before forward, their gradients after backward. `hides`: exchanges run beside
+/// computation.
+double pass_s(const Exchanges& exchanges, const Nodes& nodes, const Work& work, int overlap,
+              double work_factor, bool hides) {
   const bool forward = work_factor == 1;
   const auto ranks = index(nodes.ranks());
   Seconds comm(ranks, forward ? work.parameters_s : 0),
       compute(ranks, comm[0] + work_factor * work.local_s);
   std::vector<Seconds> computed(index(overlap));
+  const auto wait = [&] {  // without hiding, one stream waits for the other
+    if (hides) return;
+    for (size_t p = 0; p < ranks; ++p) comm[p] = compute[p] = std::max(comm[p], compute[p]);
+  };
   const auto dispatch = [&](int chunk) {
-    comm = run(there, nodes, comm);
+    wait();
+    comm = run(exchanges.there, nodes, comm);
     for (size_t p = 0; p < ranks; ++p)
       compute[p] = std::max(compute[p], comm[p]) + work_factor * work.compute_s[p] / overlap;
     computed[index(chunk)] = compute;
   };
   const auto combine = [&](int chunk) {
+    wait();
     for (size_t p = 0; p < ranks; ++p) comm[p] = std::max(comm[p], computed[index(chunk)][p]);
-    comm = run(back, nodes, comm);
+    comm = run(exchanges.back, nodes, comm);
   };
   for (int chunk = 0; chunk < overlap; ++chunk) {
     dispatch(chunk);
@@ -254,12 +308,6 @@ double pass_s(const std::vector<Stage>& there, const std::vector<Stage>& back, c
   double end = 0;
   for (size_t p = 0; p < ranks; ++p) end = std::max({end, comm[p], compute[p]});
   return end + (forward ? 0 : work.parameters_s);
-}
-
-std::vector<double> chunk_bytes(const std::vector<double>& rows, double row_bytes, int overlap) {
-  auto bytes = rows;
-  for (auto& b : bytes) b *= row_bytes / overlap;
-  return bytes;
 }
 
 }  // namespace
@@ -273,16 +321,30 @@ LayerTime simulate(const comm::CostModel& model, const LayerLoad& load, const La
   time.compute_s = 3 * (busiest + work.local_s);
   if (plan.shards == 0 || load.ranks == 1) {
     time.forward_s = work.parameters_s + work.local_s + busiest;
-    time.backward_s = work.parameters_s + 2 * (work.local_s + busiest);
+    time.backward_s = 2 * work.parameters_s + 2 * (work.local_s + busiest);
     return time;
   }
-  const auto stages = [&](double row_bytes) {
-    return dispatch_stages(model, nodes, plan.algorithm,
-                           chunk_bytes(work.rows_to, row_bytes, plan.overlap));
+  const bool once = travels_once(load);
+  // Stages of `calls` exchanges that send rows and, for each choice, `choice_bytes`.
+  const auto stages = [&](double row_bytes, double choice_bytes, int calls) {
+    auto bytes = work.rows_to;
+    for (size_t p = 0; p < bytes.size(); ++p)
+      bytes[p] =
+          (bytes[p] * row_bytes + (once ? work.choices_to[p] * choice_bytes : 0)) / plan.overlap;
+    return dispatch_stages(model, nodes, plan.algorithm, bytes, once ? calls : 1);
   };
-  const auto there = stages(load.row_bytes), other = stages(load.other_row_bytes);
-  time.forward_s = pass_s(there, reversed(other), nodes, work, plan.overlap, 1);
-  time.backward_s = pass_s(other, reversed(other), nodes, work, plan.overlap, 2);
+  // Rows travel with an index of 4 bytes and a weight of 4 for each choice. Backward returns the
+  // weight's gradient.
+  const Exchanges forward{stages(load.row_bytes, 8, 3),
+                          reversed(stages(load.other_row_bytes, 0, 1))},
+      backward{stages(load.other_row_bytes, 0, 1), reversed(stages(load.other_row_bytes, 4, 2))};
+  const auto seconds = [&](const Exchanges& exchanges, double work_factor) {
+    const double hidden = pass_s(exchanges, nodes, work, plan.overlap, work_factor, true),
+                 serial = pass_s(exchanges, nodes, work, plan.overlap, work_factor, false);
+    return serial - model.overlap_share * (serial - hidden);
+  };
+  time.forward_s = seconds(forward, 1);
+  time.backward_s = seconds(backward, 2);
   return time;
 }
 

@@ -29,6 +29,12 @@ struct LayerLoad {
   double skew = 0;
   std::vector<double> choices_of =
       {};  ///< relative numbers of choices of the experts; empty: computed from `skew`
+  /// true: a token travels once to each rank that has some of its experts, with a weight and an
+  /// index for each choice (moe/row_exchange.h). false: once for each choice, as in Tutel.
+  bool once_per_rank = true;
+  /// Places of each expert for the tokens of one rank, if rows are padded to a capacity. Each place
+  /// then travels. 0: rows are not padded.
+  double capacity = 0;
 };
 
 /// Distribution and overlap of a layer. Members are as in ExpertLayout (moe/parallel_experts.h),
@@ -55,6 +61,10 @@ struct LayerTime {
 /// and one for computation. Tokens are split into plan.overlap chunks. Dispatch i sends the rows of
 /// chunk i to the experts, combine i sends the results back. The order of communication is the same
 /// on all ranks: dispatch 0, dispatch 1, combine 0, dispatch 2, combine 1, ...
+///
+/// Shadowed experts travel from their owner to every other rank, and their gradients back. With r =
+/// 0 the experts are gathered in forward and again in backward, and their gradients are scattered.
+/// Only the share model.overlap_share of the time that overlap could hide is hidden.
 ///
 /// A chunk is computed when it has arrived. An exchange ends on a rank when all its data is sent
 /// and the last sender's data has arrived. Links carry both directions at once and are not shared

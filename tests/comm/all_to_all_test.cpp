@@ -6,9 +6,12 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/types.h>
 
+#include <chrono>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "dovetail/base/error.h"
@@ -72,7 +75,7 @@ Exchange linear(std::shared_ptr<Group> group, const std::vector<int64_t>& send) 
 }
 Plan hierarchical(int ranks_per_node) {
   return [=](std::shared_ptr<Group> group, const std::vector<int64_t>& send) {
-    return Exchange::hierarchical(split_by_node(*group, ranks_per_node), send);
+    return Exchange::hierarchical(split_by_node(*group, ranks_per_node), {send}).front();
   };
 }
 
@@ -186,6 +189,46 @@ TEST_P(AllToAll, OverlapsWithWhatIsComputedInBetween) {
     const auto a = torch::autograd::grad({chunked()}, {x})[0],
                b = torch::autograd::grad({serial()}, {x})[0];
     EXPECT_TRUE(torch::allclose(a, b, 1e-14, 1e-14));
+  });
+}
+
+/// The last rank enters the exchange only after `start` has returned on all others. If one of them
+/// waited for its rows there, no rank would go on.
+TEST_P(AllToAll, StartsBeforeTheSlowestRankEnters) {
+  const int n = GetParam().ranks;
+  std::latch started(n - 1);
+  expect_all_succeed(n, [&](std::shared_ptr<Group> group) {
+    const bool last = group->rank() == n - 1;
+    const auto exchange = GetParam().plan(group, std::vector<int64_t>(index(n), 1));
+    const auto back = exchange.reversed();
+    const auto x = torch::full({n, 2}, group->rank());
+    if (last) {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (!started.try_wait() && std::chrono::steady_clock::now() < end)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_TRUE(started.try_wait()) << "a rank waited in start";
+    }
+    auto there = exchange.start(x), other_way = back.start(x);
+    if (!last) started.count_down();
+    for (auto* pending : {&there, &other_way}) {
+      const auto y = pending->wait();
+      for (int r = 0; r < n; ++r) EXPECT_EQ(y[r][0].item<int64_t>(), r);
+    }
+  });
+}
+
+TEST(AllToAllHierarchical, SendsOneMessageToEachOtherNode) {
+  expect_all_succeed(6, [&](std::shared_ptr<Group> group) {
+    const auto nodes = split_by_node(*group, 2);
+    const auto before = nodes.traffic(), far = nodes.between->all_to_all_traffic();
+    all_to_all(torch::ones({12, 5}), nodes);
+    const auto after = nodes.traffic(), far_after = nodes.between->all_to_all_traffic();
+    EXPECT_EQ(after.calls - before.calls, 2);
+    EXPECT_EQ(far_after.calls - far.calls, 1);
+    // Of 12 rows, 4 go to each node. 8 leave the node, and 6 are for the other rank of some node.
+    EXPECT_EQ(far_after.bytes_sent - far.bytes_sent, 8 * 5 * 4);
+    EXPECT_EQ(after.bytes_sent - before.bytes_sent, (8 + 6) * 5 * 4);
+    EXPECT_EQ(group->all_to_all_traffic().calls, 0);
   });
 }
 

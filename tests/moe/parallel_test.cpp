@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "dovetail/base/error.h"
+#include "dovetail/moe/gathered_experts.h"
 #include "dovetail/moe/layer.h"
 #include "dovetail/ops/gemm.h"
 #include "random.h"
@@ -279,8 +280,9 @@ TEST(Padded, OfOneRankIsAsDropless) {
   }
 }
 
-/// Exchanges are dispatch and combine, and both in backward. Sizes are exchanged only without
-/// padding.
+/// Padded rows are exchanged four times: dispatch and combine, and both in backward. Without
+/// padding there are four more: the sizes, and for the choices of the rows an index, a weight and
+/// its gradient.
 TEST(Padded, ExchangesNoSizes) {
   Layout dropless{8, 1, {}, {7, 7}};
   dropless.capacity_factor = 1;
@@ -296,7 +298,7 @@ TEST(Padded, ExchangesNoSizes) {
       return group->all_to_all_traffic().calls - before;
     };
     EXPECT_EQ(calls(known), 4);
-    EXPECT_EQ(calls(dropless), 5);
+    EXPECT_EQ(calls(dropless), 8);
     EXPECT_EQ(calls(unknown), 5);
     EXPECT_EQ(calls(needed), 5);
   });
@@ -355,19 +357,20 @@ TEST(Spread, RoundedPayloadsStayNearAndAreCounted) {
       for (auto& item : layer.named_parameters())
         item.value().copy_(0.1 * random(item.value().sizes(), seed++));
       const at::Tensor x = random({kTokens, kRow}, 98).to(at::kFloat);
-      layer.reset_load();
       const int64_t before = group->all_to_all_traffic().bytes_sent;
       layer.forward(x);
       const int64_t sent = group->all_to_all_traffic().bytes_sent - before;
-      // Data for the other rank: sizes of its four experts, the rows, and results for rows that
-      // came from it.
-      int64_t to_other = 0;
-      for (int64_t e = 0; e < 4; ++e)
-        to_other += layer.load().count[static_cast<size_t>(4 * (1 - group->rank()) + e)];
+      // For the other rank: sizes of its four experts and its rows, the rows, a weight and an index
+      // for each choice, and results of rows that came from it.
+      const auto chosen =
+          std::get<1>(x.matmul(layer.named_parameters()["router.weight"].t()).topk(config.k, 1));
+      const at::Tensor elsewhere = chosen.div(4, "floor").ne(group->rank());
+      const int64_t to_other = elsewhere.any(1).sum().item<int64_t>(),
+                    choices = elsewhere.sum().item<int64_t>();
       at::Tensor from_other = at::full({1}, to_other, at::kLong);
       group->all_reduce(from_other);
       const int64_t back = from_other.item<int64_t>() - to_other;
-      EXPECT_EQ(sent, 4 * 8 + to_other * bytes + back * 4 * kRow);
+      EXPECT_EQ(sent, 5 * 8 + to_other * bytes + choices * 8 + back * 4 * kRow);
     });
   }
 }
@@ -405,6 +408,184 @@ TEST(Spread, ResultsInBfloat16AreThoseOfOneRankWhereTheyAreSentInFloat32) {
       EXPECT_LE(error, most);
     });
   }
+}
+
+/// Calls and bytes of a rank's all-to-alls in forward, of the world and of its node groups.
+struct Sent {
+  comm::Group::Traffic world, inside, between;
+};
+
+/// Runs forward of experts in a layout on each of 4 ranks, with given choices. Returns the traffic
+/// of rank 0. choices: (T, k) of each rank. Tokens are (T, 16) float32.
+Sent sent_in(const ExpertLayout& layout, const std::vector<at::Tensor>& choices, int64_t experts,
+             int cut = 1) {
+  Sent sent;
+  constexpr int64_t kRow = 16;
+  expect_all_succeed(4, [&](const std::shared_ptr<comm::Group>& group) {
+    const at::NoGradGuard no_grad;
+    ExpertRanks ranks{.placement = make_placement(experts, 4, cut, kFfnWidth, false),
+                      .group = group};
+    ranks.nodes = comm::split_by_node(*group, 2);
+    LocalExperts local{.weights = {.activation = "gelu"}};
+    const int holder = ranks.placement.holder(group->rank());
+    for (int64_t e = 0; e < ranks.placement.count(holder); ++e) {
+      local.weights.up.push_back(at::ones({kFfnWidth / ranks.placement.cut, kRow}));
+      local.weights.down.push_back(at::ones({kRow, kFfnWidth / ranks.placement.cut}));
+    }
+    const at::Tensor expert = choices[static_cast<size_t>(group->rank())];
+    const int64_t tokens = expert.size(0);
+    std::vector<int32_t> next(static_cast<size_t>(experts), 0);
+    const at::Tensor slot = at::empty_like(expert);
+    for (int64_t i = 0; i < expert.numel(); ++i)
+      slot.mutable_data_ptr<int32_t>()[i] =
+          next[static_cast<size_t>(expert.const_data_ptr<int32_t>()[i])]++;
+    parallel_feed_forward(at::ones({tokens, kRow}), at::ones(expert.sizes()), expert, slot, local,
+                          ranks, layout);
+    if (group->rank() != 0) return;
+    sent = {.world = group->all_to_all_traffic(),
+            .inside = ranks.nodes->inside->all_to_all_traffic(),
+            .between = ranks.nodes->between->all_to_all_traffic()};
+  });
+  return sent;
+}
+
+/// Three tokens of each rank choose from 8 experts, two on each rank: {0, 1}, {2, 3}, {4, 5},
+/// {6, 7}.
+std::vector<at::Tensor> three_tokens() {
+  return std::vector<at::Tensor>(4, at::tensor({2, 3, 4, 2, 5, 4, 0, 1, 7}, at::kInt).view({3, 3}));
+}
+constexpr int64_t kRowBytes = 16 * 4, kChoiceBytes = 8, kCountBytes = 3 * 3 * 8;
+
+/// Rank 0's tokens: the first needs ranks 1 and 2 (with two choices on 1), the second 1 and 2 (with
+/// two on 2), the third 0 and 3. So 5 rows leave, for 7 choices. Rank 0 returns a row to each other
+/// rank.
+TEST(Traffic, ATokenTravelsOnceToEachRank) {
+  const Sent sent = sent_in({}, three_tokens(), 8);
+  EXPECT_EQ(sent.world.calls, 5);  // counts, indices, weights, rows, results
+  EXPECT_EQ(sent.world.bytes_sent, kCountBytes + 5 * kRowBytes + 7 * kChoiceBytes + 3 * kRowBytes);
+  EXPECT_EQ(sent.inside.calls + sent.between.calls, 0);
+}
+
+TEST(Traffic, EachChunkIsExchangedAlone) {
+  const Sent sent = sent_in({.overlap = 3}, three_tokens(), 8);
+  EXPECT_EQ(sent.world.calls, 1 + 3 * 4);
+  EXPECT_EQ(sent.world.bytes_sent,
+            3 * kCountBytes + 5 * kRowBytes + 7 * kChoiceBytes + 3 * kRowBytes);
+}
+
+/// A chunk's rows travel in 3 calls, its results in one. The calls of the next chunk come before
+/// the experts run.
+TEST(Traffic, TheNextChunkIsOnItsWayWhileAChunkIsComputed) {
+  const std::vector<at::Tensor> choices = three_tokens();
+  std::vector<int64_t> calls;
+  expect_all_succeed(4, [&](const std::shared_ptr<comm::Group>& group) {
+    const ExpertRanks ranks{.placement = make_placement(8, 4, 1, kFfnWidth, false), .group = group};
+    const LocalExperts local{.weights = {}, .modules = [&](int64_t e, const at::Tensor& rows) {
+                               if (group->rank() == 0 && e == 0)
+                                 calls.push_back(group->all_to_all_traffic().calls);
+                               return rows;
+                             }};
+    const at::Tensor slot = at::arange(9, at::kInt).view({3, 3});
+    parallel_feed_forward(at::ones({3, 16}), at::ones({3, 3}), choices[0], slot, local, ranks,
+                          {.overlap = 3});
+  });
+  EXPECT_EQ(calls, (std::vector<int64_t>{1 + 6, 1 + 9 + 1, 1 + 9 + 2}));
+}
+
+/// Nodes are ranks {0, 1} and {2, 3}. Rows for both ranks of the other node leave in one message.
+TEST(Traffic, TwoStagesGoThroughTheNodesGroups) {
+  const Sent sent = sent_in({.hierarchical = true}, three_tokens(), 8);
+  EXPECT_EQ(sent.world.calls, 1);  // counts
+  EXPECT_EQ(sent.inside.calls, 5);
+  EXPECT_EQ(sent.between.calls, 5);
+  // Rank 0 passes on the rows of its node for rank 2: two of its own and two of rank 1, with four
+  // choices and two, or as many results. Sizes of two exchanges go to two ranks of the other node.
+  const int64_t rows = 2 * 2, choices = 2 * 3;
+  const int64_t results = 2;  // of ranks 2 and 3, a row each
+  EXPECT_EQ(sent.between.bytes_sent,
+            2 * 2 * 8 + rows * kRowBytes + choices * kChoiceBytes + results * kRowBytes);
+}
+
+/// With experts 2 and 4 on every rank, the first two tokens need one choice each on ranks 1 and 2.
+TEST(Traffic, ShadowedExpertsTravelInPlaceOfTheirRows) {
+  const Sent sent = sent_in({.shadowed = {2, 4}}, three_tokens(), 8);
+  EXPECT_EQ(sent.world.calls, 6);
+  // Rank 0 owns no shadowed expert. It sends 3 rows, with a choice each, and returns 3.
+  EXPECT_EQ(sent.world.bytes_sent, kCountBytes + 3 * kRowBytes + 3 * kChoiceBytes + 3 * kRowBytes);
+  const Sent owner = sent_in({.shadowed = {0, 1}}, three_tokens(), 8);
+  const int64_t expert = 2 * kFfnWidth * 16 * 4;
+  EXPECT_EQ(owner.world.bytes_sent,
+            3 * 2 * expert + kCountBytes + 5 * kRowBytes + 7 * kChoiceBytes);
+}
+
+TEST(Traffic, NoRowMovesIfEachRankGathersTheExperts) {
+  EXPECT_EQ(sent_in({.shards = 0}, three_tokens(), 8).world.calls, 0);
+}
+
+/// Two experts, each in slices on two ranks: {0, 1} and {2, 3}.
+TEST(Traffic, RowsGoToAsManySlicesAsTheLayoutSays) {
+  const std::vector<at::Tensor> choices(4, at::tensor({1, 1, 0}, at::kInt).view({3, 1}));
+  const int64_t counts = 3 * 2 * 8;
+  const Sent both = sent_in({.shards = 2}, choices, 2, 2);
+  // Two tokens go to ranks 2 and 3, one to 0 and 1. Results: one row to each other rank.
+  EXPECT_EQ(both.world.bytes_sent, counts + (5 + 3) * kRowBytes + 5 * kChoiceBytes);
+  const Sent one = sent_in({.shards = 1}, choices, 2, 2);
+  const int64_t slice = 2 * kFfnWidth / 2 * 16 * 4;
+  // A token goes to the slice of its slot's turn, whose rank gathered the other slice.
+  EXPECT_EQ(one.world.bytes_sent, slice + counts + (2 + 3) * kRowBytes + 2 * kChoiceBytes);
+}
+
+/// Group-limited routing (DeepSeek-V3): groups of experts that lie on one rank each bound the ranks
+/// of a token.
+TEST(Traffic, TopGroupsBoundTheRanksOfAToken) {
+  RoutingSpec spec{.k = 4, .drop = Drop::kNone};
+  spec.groups = 4;
+  for (const int64_t top : {1, 2}) {
+    spec.top_groups = top;
+    const at::Tensor expert = route(random({64, 16}, 5).to(at::kFloat), spec).expert;
+    const at::Tensor on = expert.div(4, "floor");
+    int64_t rows = 0, ranks = 0;
+    for (int64_t r = 0; r < 4; ++r) {
+      const int64_t tokens = on.eq(r).any(1).sum().item<int64_t>();
+      ranks += tokens;
+      rows += r == 0 ? 3 * tokens : tokens;  // results for the others, or rows
+    }
+    EXPECT_LE(ranks, 64 * top);
+    const int64_t choices = on.ne(0).sum().item<int64_t>();
+    EXPECT_EQ(sent_in({}, std::vector<at::Tensor>(4, expert), 16).world.bytes_sent,
+              3 * 5 * 8 + rows * kRowBytes + choices * kChoiceBytes);
+  }
+}
+
+/// The storage of gathered experts is empty between forward and backward, and after backward.
+TEST(AllExperts, AreFreedBetweenForwardAndBackward) {
+  expect_all_succeed(3, [&](const std::shared_ptr<comm::Group>& group) {
+    ExpertRanks ranks{.placement = make_placement(5, 3, 1, kFfnWidth, false), .group = group};
+    ExpertWeights own{.activation = "gelu"};
+    for (int64_t e = 0; e < ranks.placement.count(group->rank()); ++e) {
+      own.up.push_back(random({kFfnWidth, kWidth}, static_cast<uint64_t>(e)).requires_grad_());
+      own.down.push_back(random({kWidth, kFfnWidth}, 9).requires_grad_());
+    }
+    const at::Tensor x = random({4, kWidth}, 98).requires_grad_();
+    at::Tensor gathered;
+    size_t in_backward = 0;
+    const at::Tensor y = with_all_experts(own, ranks, [&](const ExpertWeights& all) {
+      EXPECT_EQ(all.experts(), 5);
+      gathered = all.up[4];
+      const at::Tensor h = x.mm(all.up[4].t());
+      h.register_hook([&](const at::Tensor&) { in_backward = gathered.storage().nbytes(); });
+      return h.mm(all.down[4].t());
+    });
+    EXPECT_EQ(gathered.storage().nbytes(), 0);
+    y.sum().backward();
+    EXPECT_EQ(in_backward, kFfnWidth * kWidth * 8);
+    EXPECT_EQ(gathered.storage().nbytes(), 0);
+    if (group->rank() < 2) return;
+    // Expert 4 is the last rank's second. All three ranks used it.
+    EXPECT_TRUE(at::allclose(own.down[1].grad(), 3 * at::ones({kWidth, 1}, at::kDouble) *
+                                                     x.mm(own.up[1].t()).sum(0).unsqueeze(0)));
+    EXPECT_EQ(own.up[0].grad().abs().max().item<double>(), 0);
+  });
 }
 
 TEST(Placement, CountsEveryExpertOnce) {

@@ -24,7 +24,8 @@ LayerLoad even_load(int ranks, int experts) {
           .top_k = 2,
           .row_bytes = 1024,
           .other_row_bytes = 1024,
-          .parameter_bytes = 2};
+          .parameter_bytes = 2,
+          .once_per_rank = false};
 }
 
 /// Without skew and overlap nothing waits: exchanges and products follow each other, each by its
@@ -52,7 +53,57 @@ TEST(Simulate, DataParallelMovesExpertsAndNoRows) {
   const double gather = 7 * 1e-5 + 4 * (2.0 * 512 * 1024 * 2) * 7 / 8 / 1e10;
   const auto time = simulate(cluster(), load, {.shards = 0});
   EXPECT_NEAR(time.forward_s, gather + compute, 1e-9);
-  EXPECT_NEAR(time.backward_s, gather + 2 * compute, 1e-9);
+  EXPECT_NEAR(time.backward_s, 2 * gather + 2 * compute, 1e-9);  // gathers, then scatters
+}
+
+/// 16 experts on 4 ranks, 3 different experts for each token. The share of tokens with an expert on
+/// a rank is 1 - C(12, 3) / C(16, 3). Each choice adds a weight and an index of 4 bytes, and
+/// backward a gradient of 4.
+TEST(Simulate, ATokenTravelsOnceToEachRank) {
+  auto model = cluster();
+  model.call_s = model.inside.latency_s = 0;
+  model.flops = 1e30;
+  auto load = even_load(4, 16);
+  load.top_k = 3;
+  load.once_per_rank = true;
+  const double rows = 1024 * (1 - 220.0 / 560.0), choices = 1024 * 3 / 4.0;
+  const auto seconds = [&](double bytes) { return 3 * bytes / model.inside.bytes_per_s; };
+  const auto time = simulate(model, load, {});
+  EXPECT_NEAR(time.forward_s, seconds(2 * rows * 1024 + 8 * choices), 1e-12);
+  EXPECT_NEAR(time.backward_s, seconds(2 * rows * 1024 + 4 * choices), 1e-12);
+  load.capacity = 100;  // padded: four experts' places travel, whatever the choices
+  EXPECT_NEAR(simulate(model, load, {}).forward_s, seconds(2 * 4 * 100 * 1024), 1e-12);
+}
+
+/// The owner of two shadowed experts sends both to each other rank of its node.
+TEST(Simulate, ShadowedExpertsTravelFromTheirOwner) {
+  auto model = cluster();
+  model.inside.latency_s = 0;
+  auto load = even_load(4, 8);
+  load.skew = 4;  // experts 0 and 1 have the most choices, and share a rank
+  const double expert = 2.0 * 512 * 1024 * 2;
+  const auto time = [&](double rate) {
+    auto one = model;
+    one.inside.bytes_per_s = rate;
+    return simulate(one, load, {.shadowed = 2}).forward_s;
+  };
+  // Per byte and second of the link: rows add little, since the skew leaves few of them.
+  const double of_links = (time(1e9) - time(2e9)) / (1 / 1e9 - 1 / 2e9);
+  EXPECT_NEAR(of_links, 3 * 2 * expert, 0.05 * 3 * 2 * expert);
+}
+
+TEST(Simulate, HidesTheShareThatTheMachineHides) {
+  auto model = cluster();
+  const auto load = even_load(8, 8);
+  const auto seconds = [&](double share) {
+    model.overlap_share = share;
+    return simulate(model, load, {.overlap = 4}).forward_s;
+  };
+  const double all = seconds(1), none = seconds(0);
+  EXPECT_LT(all, none);
+  EXPECT_NEAR(seconds(0.25), none - 0.25 * (none - all), 1e-12);
+  // If nothing is hidden, chunks only add latency.
+  EXPECT_GT(none, simulate(model, load, {.overlap = 1}).forward_s);
 }
 
 /// Twice the shards send twice the rows. No experts are gathered when every rank of an expert is a

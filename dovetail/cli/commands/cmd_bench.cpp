@@ -115,7 +115,8 @@ class BenchCommand : public Command {
                               .hidden = hidden_,
                               .top_k = 2,
                               .row_bytes = row_bytes,
-                              .other_row_bytes = row_bytes};
+                              .other_row_bytes = row_bytes,
+                              .once_per_rank = false};
     std::vector<Comparison> list;
     for (const int overlap : {1, 2, 4})
       list.push_back(

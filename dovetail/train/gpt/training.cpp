@@ -214,7 +214,8 @@ void GptTraining::report_step() {
   report_graph();
   report_quantization();
   report_expert_load();
-  plans_->end_step(state_.step, *group_);
+  const std::string choice = plans_->end_step(state_.step, *group_);
+  if (output() != nullptr && !choice.empty()) log_info("{}", choice);
 }
 
 std::optional<Validation> GptTraining::evaluate() {

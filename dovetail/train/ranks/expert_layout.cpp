@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/trace.h"
 #include "dovetail/comm/collective.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/train/ranks/expert_load.h"
@@ -15,6 +16,13 @@ namespace dovetail::train {
 namespace {
 
 constexpr int kMostShadowed = 8;
+constexpr int kTimedSteps = 3;   // of each layout in a trial, after one that warms up
+constexpr double kClose = 1.02;  // a slower default within this factor is taken
+
+std::string describe(const moe::ExpertLayout& layout) {
+  return fmt::format("r {}, overlap {}, all_to_all {}, {} shadowed", layout.shards, layout.overlap,
+                     layout.hierarchical ? "2dh" : "linear", layout.shadowed.size());
+}
 
 /// Hidden width for the cost model, which assumes two matrices per expert. Experts with three
 /// (swiglu) count 1.5 times.
@@ -37,6 +45,7 @@ LayoutChoice::LayoutChoice(const models::GPT& model, const RunConfig& config, in
     : config_(config.parallel), ranks_(parallel.ranks()) {
   if (!ranks_) return;
   layers_ = moe::layers_of(model);
+  if (layers_.empty()) return;
   modules_ =
       std::ranges::any_of(layers_, [](const auto& item) { return item.second->quantized(); });
   load_ = {.ranks = ranks_->placement.ranks,
@@ -51,6 +60,13 @@ LayoutChoice::LayoutChoice(const models::GPT& model, const RunConfig& config, in
            .other_row_bytes = static_cast<double>(
                comm::row_bytes(ranks_->combine.forward, model.config().width, compute)),
            .parameter_bytes = static_cast<double>(c10::elementSize(compute))};
+  const moe::Config& mixture = model.config().moe;
+  if (mixture.pad_to_capacity) {
+    load_.once_per_rank = false;
+    if (mixture.capacity_factor > 0)
+      load_.capacity = static_cast<double>(
+          moe::capacity(moe::routing_spec(mixture), tokens, mixture.experts, 0));
+  }
   if (config_.chooses()) {
     costs_ = config_.costs.empty()
                  ? comm::calibrate(*ranks_->group, static_cast<int>(config_.ranks_per_node)).model
@@ -59,30 +75,32 @@ LayoutChoice::LayoutChoice(const models::GPT& model, const RunConfig& config, in
     const nlohmann::json of_all = comm::broadcast_json(world, to_json(*costs_));
     costs_ = comm::parse_cost_model(of_all, "the measured costs");
   }
-  const moe::ExpertLayout first = choose({});
-  for (const auto& [name, layer] : layers_) layer->set_layout(first);
+  choose(std::vector<std::vector<double>>(layers_.size()));
   if (costs_)
-    choice_ = fmt::format(
-        "experts over {} ranks: r {}, overlap {}, all_to_all {}, {} shadowed (costs: {})",
-        load_.ranks, first.shards, first.overlap, first.hierarchical ? "2dh" : "linear",
-        first.shadowed.size(), costs_->source);
+    choice_ = fmt::format("experts over {} ranks: {} (costs: {})", load_.ranks,
+                          describe(layers_.front().second->layout()), costs_->source);
 }
 
-moe::ExpertLayout LayoutChoice::choose(const std::vector<double>& choices_of) const {
+std::array<moe::ExpertLayout, 3> LayoutChoice::candidates(
+    const std::vector<double>& choices_of) const {
   const bool known = !choices_of.empty();
+  const auto shadowed = [&](int64_t count) {
+    return known ? moe::experts_by_load(choices_of, static_cast<int>(count))
+                 : std::vector<int64_t>();
+  };
   if (!costs_) {
-    return {.shards = static_cast<int>(config_.r),
-            .overlap = static_cast<int>(config_.overlap),
-            .hierarchical = config_.all_to_all == "2dh",
-            .shadowed = known ? moe::experts_by_load(choices_of, static_cast<int>(config_.shadow))
-                              : std::vector<int64_t>()};
+    const moe::ExpertLayout asked{.shards = static_cast<int>(config_.r),
+                                  .overlap = static_cast<int>(config_.overlap),
+                                  .hierarchical = config_.all_to_all == "2dh",
+                                  .shadowed = shadowed(config_.shadow)};
+    return {asked, asked, asked};
   }
   moe::LayerLoad load = load_;
   load.choices_of = choices_of;
+  const auto is = [](int64_t asked, int value) {
+    return asked == ParallelSection::kAuto || asked == value;
+  };
   const auto allowed = [&](const moe::LayerPlan& plan) {
-    const auto is = [](int64_t asked, int value) {
-      return asked == ParallelSection::kAuto || asked == value;
-    };
     if (modules_ && (plan.shards != load_.cut || plan.shadowed != 0)) return false;
     if (!is(config_.r, plan.shards)) return false;
     if (plan.shards == 0) return !asks_for_moving_rows(config_);
@@ -92,26 +110,96 @@ moe::ExpertLayout LayoutChoice::choose(const std::vector<double>& choices_of) co
     if (!known) return is(config_.overlap, plan.overlap) && plan.shadowed == 0;
     return is(config_.overlap, plan.overlap) && is(config_.shadow, plan.shadowed);
   };
+  const auto is_default = [&](const moe::LayerPlan& plan) {
+    return (config_.overlap != ParallelSection::kAuto || plan.overlap == 1) &&
+           (config_.r != ParallelSection::kAuto || plan.shards == (modules_ ? load_.cut : 1)) &&
+           (config_.shadow != ParallelSection::kAuto || plan.shadowed == 0) &&
+           (config_.all_to_all != "auto" || !comm::is_hierarchical(plan.algorithm));
+  };
   const int most = config_.shadow > 0 ? static_cast<int>(config_.shadow) : kMostShadowed;
-  const auto times = moe::simulate_all(*costs_, load, most);
-  const auto fastest =
-      std::ranges::find_if(times, [&](const moe::LayerTime& time) { return allowed(time.plan); });
-  DOVETAIL_CHECK(fastest != times.end(), "no plan fits r {}, overlap {}, {} shadowed", config_.r,
+  std::vector<moe::LayerPlan> plans;  // the fastest first
+  for (const moe::LayerTime& time : moe::simulate_all(*costs_, load, most))
+    if (allowed(time.plan)) plans.push_back(time.plan);
+  DOVETAIL_CHECK(!plans.empty(), "no plan fits r {}, overlap {}, {} shadowed", config_.r,
                  config_.overlap, config_.shadow);
-  const moe::LayerPlan& plan = fastest->plan;
-  return {
-      .shards = plan.shards,
-      .overlap = plan.overlap,
-      .hierarchical = comm::is_hierarchical(plan.algorithm),
-      .shadowed = known ? moe::experts_by_load(choices_of, plan.shadowed) : std::vector<int64_t>()};
+  const auto layout = [&](const moe::LayerPlan& plan) {
+    return moe::ExpertLayout{.shards = plan.shards,
+                             .overlap = plan.overlap,
+                             .hierarchical = comm::is_hierarchical(plan.algorithm),
+                             .shadowed = shadowed(plan.shadowed)};
+  };
+  const auto plain = std::ranges::find_if(plans, is_default);
+  return {layout(plans.front()), layout(plans[plans.size() > 1 ? 1 : 0]),
+          layout(plain == plans.end() ? plans.front() : *plain)};
 }
 
-void LayoutChoice::end_step(int64_t step, comm::Group& world) {
+void LayoutChoice::use(const Layouts& layouts) const {
+  for (size_t i = 0; i < layers_.size(); ++i) layers_[i].second->set_layout(layouts[i]);
+}
+
+void LayoutChoice::choose(const std::vector<std::vector<double>>& loads) {
+  std::array<Layouts, 3> all;
+  for (const auto& load : loads) {
+    const auto of_layer = candidates(load);
+    for (size_t i = 0; i < all.size(); ++i) all[i].push_back(of_layer[i]);
+  }
+  use(all.front());
+  if (!costs_ || !config_.costs.empty()) return;
+  Trial trial;
+  std::vector<std::string> names;
+  for (const Layouts& layouts : all) {
+    std::string name;
+    for (const moe::ExpertLayout& layout : layouts) name += describe(layout) + "; ";
+    if (std::ranges::find(names, name) != names.end()) continue;
+    names.push_back(name);
+    trial.candidates.push_back(layouts);
+  }
+  if (names == tried_) {
+    use(trial.candidates[taken_]);
+    return;
+  }
+  tried_ = names;
+  taken_ = 0;
+  if (trial.candidates.size() > 1) trial_ = std::move(trial);
+}
+
+std::string LayoutChoice::count_step(double seconds, comm::Group& world) {
+  Trial& trial = *trial_;
+  if (trial.steps == 0) {
+    trial.seconds.push_back(std::numeric_limits<double>::infinity());  // the first step warms up
+  } else {
+    trial.seconds.back() = std::min(trial.seconds.back(), seconds);
+  }
+  if (++trial.steps <= kTimedSteps) return "";
+  trial.steps = 0;
+  if (trial.seconds.size() < trial.candidates.size()) {
+    use(trial.candidates[trial.seconds.size()]);
+    return "";
+  }
+  // All ranks go by the times of rank 0.
+  const auto times = comm::broadcast_json(world, trial.seconds).get<std::vector<double>>();
+  taken_ = static_cast<size_t>(std::ranges::min_element(times) - times.begin());
+  const size_t plain = times.size() - 1;
+  if (times[plain] <= kClose * times[taken_]) taken_ = plain;
+  use(trial.candidates[taken_]);
+  std::string line = "experts over ranks, by the time of a step:";
+  for (size_t i = 0; i < times.size(); ++i)
+    line += fmt::format(" {:.1f} ms with {}{}", 1e3 * times[i],
+                        describe(trial.candidates[i].front()), i == taken_ ? " (taken);" : ";");
+  line.pop_back();
+  trial_.reset();
+  return line;
+}
+
+std::string LayoutChoice::end_step(int64_t step, comm::Group& world) {
+  const double now = now_seconds(), seconds = now - std::exchange(end_of_step_s_, now);
+  if (trial_) return count_step(seconds, world);
   const bool looks = costs_ || config_.shadow != 0;
-  if (layers_.empty() || !looks || step % config_.choose_every != 0) return;
-  auto layer = layers_.begin();
-  for (const LayerChoices& load : sum_loads(layers_, world))
-    (layer++)->second->set_layout(choose(load.count));
+  if (layers_.empty() || !looks || step % config_.choose_every != 0) return "";
+  std::vector<std::vector<double>> loads;
+  for (const LayerChoices& load : sum_loads(layers_, world)) loads.push_back(load.count);
+  choose(loads);
+  return "";
 }
 
 nlohmann::ordered_json LayoutChoice::plans() const {
@@ -129,12 +217,10 @@ nlohmann::ordered_json LayoutChoice::plans() const {
 nlohmann::ordered_json LayoutChoice::traffic(int64_t step, comm::Group& world) {
   comm::Group::Traffic now = ranks_->group->all_to_all_traffic();
   if (ranks_->nodes) {
-    for (const auto& group : {ranks_->nodes->inside, ranks_->nodes->between}) {
-      const comm::Group::Traffic part = group->all_to_all_traffic();
-      now.calls += part.calls;
-      now.bytes_sent += part.bytes_sent;
-      now.waited_s += part.waited_s;
-    }
+    const comm::Group::Traffic of_nodes = ranks_->nodes->traffic();
+    now.calls += of_nodes.calls;
+    now.bytes_sent += of_nodes.bytes_sent;
+    now.waited_s += of_nodes.waited_s;
   }
   const std::vector<double> sums =
       sum_over_ranks(world, {static_cast<double>(now.calls - last_.calls),

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -22,6 +23,11 @@ namespace dovetail::train {
 /// [parallel]. Every few steps, numbers that are "auto" are chosen anew, by a cost model and the
 /// load of the experts. All ranks make the same choice. Without expert parallelism the class does
 /// nothing.
+///
+/// If the ranks measured the cost model, a choice is a trial: the two best layouts by the model and
+/// the default each run for a few steps, and the fastest is taken. The default is taken if it is at
+/// most 2 % slower. If parallel.costs names the cost model, the best by the model is taken at once,
+/// so that a run can be repeated.
 class LayoutChoice {
  public:
   /// Gives the layers of `model` their first layouts, for an even load of the experts. `tokens` is
@@ -33,8 +39,9 @@ class LayoutChoice {
                at::ScalarType compute, const ExpertParallel& parallel, comm::Group& world);
 
   /// Call after each step, on all ranks, before moe::Layer::reset_load. Every parallel.choose_every
-  /// steps it chooses the layouts of the next steps by this step's load.
-  void end_step(int64_t step, comm::Group& world);
+  /// steps it chooses the layouts of the next steps by this step's load. Returns a line for the log
+  /// when a trial ends, otherwise an empty string.
+  std::string end_step(int64_t step, comm::Group& world);
 
   /// Returns a line for the log about the first choice; empty if no key is "auto".
   const std::string& choice() const { return choice_; }
@@ -49,9 +56,23 @@ class LayoutChoice {
   bool empty() const { return layers_.empty(); }
 
  private:
-  /// Returns the layout to use for a load. `choices_of`: number of tokens routed to each expert;
-  /// empty: an even load.
-  moe::ExpertLayout choose(const std::vector<double>& choices_of) const;
+  using Layouts = std::vector<moe::ExpertLayout>;  ///< one of each layer
+
+  /// Layouts that are compared by the time of steps.
+  struct Trial {
+    std::vector<Layouts> candidates;
+    std::vector<double> seconds = {};  ///< minimum of each candidate's steps so far
+    int steps = 0;                     ///< steps of the last candidate in `seconds`
+  };
+
+  /// Returns the best layout for a load, the second best and the default. Two may be equal.
+  /// `choices_of`: number of tokens routed to each expert; empty: an even load.
+  std::array<moe::ExpertLayout, 3> candidates(const std::vector<double>& choices_of) const;
+  /// Sets the layouts for the layers' loads, or starts a trial. Empty loads: even ones.
+  void choose(const std::vector<std::vector<double>>& loads);
+  void use(const Layouts& layouts) const;
+  /// Counts a step of the trial. Returns a line for the log if it was the last.
+  std::string count_step(double seconds, comm::Group& world);
 
   ParallelSection config_;
   std::shared_ptr<const moe::ExpertRanks> ranks_;
@@ -61,6 +82,12 @@ class LayoutChoice {
   bool modules_ = false;
   std::optional<comm::CostModel> costs_;  ///< only if a key is "auto"
   moe::LayerLoad load_;                   ///< sizes of a layer, for the cost model
+  std::optional<Trial> trial_;            ///< running trial
+  /// Numbers of the last trial's candidates, and the one that it took. The same numbers need no
+  /// other trial.
+  std::vector<std::string> tried_;
+  size_t taken_ = 0;
+  double end_of_step_s_ = 0;  ///< time at the previous end_step
   std::string choice_;
   comm::Group::Traffic last_;  ///< traffic at the previous call of `traffic`
   int64_t last_step_ = 0;
