@@ -91,6 +91,12 @@ Layer::Load Layer::load() const {
   return {.count = {number, number + config_.experts}, .dropped = number[config_.experts]};
 }
 
+void Layer::add_load(const Load& of_replica) {
+  std::vector<int64_t> numbers = of_replica.count;
+  numbers.push_back(of_replica.dropped);
+  load_.add_(at::tensor(numbers, load_.options()));
+}
+
 void Layer::reset_load() {
   load_ = at::zeros({config_.experts + 1}, at::kLong);
   router_->begin_step();
@@ -176,9 +182,8 @@ LocalExperts Layer::local_experts(const at::Tensor& x) const {
   return local;
 }
 
-std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers_of(
-    const torch::nn::Module& model) {
-  std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers;
+Layers layers_of(const torch::nn::Module& model) {
+  Layers layers;
   for (const auto& item : model.named_modules("", /*include_self=*/false))
     if (auto layer = std::dynamic_pointer_cast<Layer>(item.value()))
       layers.emplace_back(item.key(), std::move(layer));

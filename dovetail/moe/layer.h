@@ -55,6 +55,8 @@ class Layer : public torch::nn::Module {
   using torch::nn::Module::load;
   /// Returns the load. If it is on a GPU, the host waits for it.
   Load load() const;
+  /// Adds the load of a replica, which ran other micro-batches of the same step.
+  void add_load(const Load& of_replica);
   /// Sets the load to zero. Call it at the beginning of a step.
   void reset_load();
 
@@ -104,8 +106,9 @@ class Layer : public torch::nn::Module {
   at::Tensor load_;
 };
 
-/// Returns the Layers of `model` with their module names, in the order of the model.
-std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers_of(
-    const torch::nn::Module& model);
+/// Layers of a model with their module names.
+using Layers = std::vector<std::pair<std::string, std::shared_ptr<Layer>>>;
+/// Returns the Layers of `model`, in the order of the model.
+Layers layers_of(const torch::nn::Module& model);
 
 }  // namespace dovetail::moe

@@ -18,7 +18,7 @@ void ExpertLoad::begin_step() {
   for (auto& [name, layer] : layers_) layer->reset_load();
 }
 
-std::vector<LayerChoices> sum_loads(const MoeLayers& layers, comm::Group& group) {
+std::vector<LayerChoices> sum_loads(const moe::Layers& layers, comm::Group& group) {
   std::vector<double> counts;  // counts of each layer's experts, then its dropped choices
   for (const auto& [name, layer] : layers) {
     const moe::Layer::Load load = layer->load();
