@@ -16,6 +16,8 @@ SHORT = {
     "data__file_list": "''",
     "data__path": "data",
     "data__text": "['text']",
+    "data__validation_split": "tail",
+    "data__validation_fraction": 0.1,
     "data__tokenizer": "{ kind = 'bytes' }",
     "train__steps": 20,
     "train__batch": 4,
@@ -34,7 +36,7 @@ def test_learns_alone_and_over_two_ranks(config, tmp_path):
     workspace = make_workspace(tmp_path)
     shutil.copy(config, workspace / "run.toml")
     train(workspace, "one", **SHORT)
-    launch(workspace, 2, "two", **SHORT, parallel__expert=2, train__micro_batch=2)
+    launch(workspace, 2, "two", **SHORT, parallel__expert=2)
     one, two = ([line["loss"] for line in metrics(workspace / run)] for run in ("one", "two"))
     assert len(one) == len(two) == 20
     for losses in (one, two):

@@ -109,7 +109,8 @@ TEST(Executors, ShareTheStepsOfAMixture) {
         config.drop = "position", config.capacity_factor = 1, config.pad_to_capacity = true;
       }),
       mixture([](moe::Config& config) {
-        config.router = "noisy_top_k", config.load_loss = 0, config.smooth_load_loss = 0.01;
+        config.router = "noisy_top_k", config.smooth_load_loss = 0.01;
+        config.load_loss = 0, config.load_scope = moe::Config().load_scope;
       })};
   for (size_t c = 0; c < configs.size(); ++c) {
     Trained alone(at::kFloat, true, {}, configs[c]),

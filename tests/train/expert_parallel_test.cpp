@@ -280,7 +280,7 @@ TEST(ExpertParallel, RefusesCheckpointsOfOtherExperts) {
 /// Returns the plan of the first layer in the last record of a run that uses auto plans. Sending
 /// one byte takes a second.
 nlohmann::json chosen(const test::TinyRun& run, const std::string& name, int64_t ffn_width,
-                      const char* recipe) {
+                      const char* recipe, int64_t shadow = ParallelSection::kAuto) {
   RunConfig config = mixture(run, name);
   config.precision.recipe = recipe;
   config.model.moe.ffn_width = ffn_width;
@@ -297,7 +297,7 @@ nlohmann::json chosen(const test::TinyRun& run, const std::string& name, int64_t
              .r = kAuto,
              .overlap = kAuto,
              .all_to_all = "auto",
-             .shadow = kAuto,
+             .shadow = shadow,
              .costs = costs.string(),
              .choose_every = 5}},
            config);
@@ -312,7 +312,7 @@ TEST(ExpertParallel, AutoGoesByTheCostsAndKeepsQuantizedExpertsWhereTheyAre) {
   // 48 tokens per rank give 96 rows of 32 elements each way. An expert has 3 x 32 x ffn_width
   // elements.
   EXPECT_EQ(chosen(run, "wide", 512, "fp32")["r"], 1);
-  EXPECT_EQ(chosen(run, "narrow", 2, "fp32")["r"], 0);
+  EXPECT_EQ(chosen(run, "narrow", 2, "fp32", /*shadow=*/0)["r"], 0);
   const nlohmann::json quantized = chosen(run, "quantized", 2, "mxfp8");
   EXPECT_EQ(quantized["r"], 1);
   EXPECT_TRUE(quantized["shadowed"].empty());
