@@ -96,6 +96,18 @@ double measure_product(Group& world, int64_t size, int repeats, at::Device devic
   return seconds_on(device, world, repeats, [&] { at::mm(a, a); });
 }
 
+/// Fits a collective that `run(bytes)` makes, in which each rank receives or sends `bytes` per
+/// other rank.
+Link fit_collective(Group& world, at::Device device, const std::function<void(int64_t)>& run) {
+  std::vector<LinkSample> samples;
+  const double others = world.size() - 1;
+  for (const int64_t bytes : {int64_t{16} << 10, int64_t{256} << 10, int64_t{4} << 20}) {
+    samples.push_back({others, others * static_cast<double>(bytes),
+                       seconds_on(device, world, bytes < 1 << 20 ? 21 : 5, [&] { run(bytes); })});
+  }
+  return fit_link(samples);
+}
+
 }  // namespace
 
 double measure_all_to_all(Group& group, int64_t bytes, int repeats, at::Device device) {
@@ -121,7 +133,23 @@ Calibration calibrate(Group& world, int ranks_per_node, at::Device device) {
   constexpr int64_t kLarge = 768, kSmall = 16;
   model.call_s = measure_product(world, kSmall, 41, device);
   model.flops = 2.0 * kLarge * kLarge * kLarge / measure_product(world, kLarge, 9, device);
+  // The other ranks wait for rank 0.
+  model.flops_alone = 2.0 * kLarge * kLarge * kLarge /
+                      seconds_on(device, world, 9, [&, a = at::ones({kLarge, kLarge}, device)] {
+                        if (world.rank() == 0) at::mm(a, a);
+                      });
+  model.flops_alone = std::max(model.flops_alone, model.flops);
   model.overlap_share = measure_overlap_share(world, device);
+  if (world.size() > 1) {
+    model.gather = fit_collective(world, device, [&](int64_t bytes) {
+      world.all_gather(at::zeros({bytes / 4}, at::device(device).dtype(at::kFloat)));
+    });
+    model.reduce = fit_collective(world, device, [&](int64_t bytes) {
+      const at::Tensor sums =
+          at::zeros({world.size(), bytes / 4}, at::device(device).dtype(at::kFloat));
+      world.reduce_scatter_async(sums)->wait();
+    });
+  }
   model.source = fmt::format("measured on {} ranks of {}", world.size(),
                              device.is_cuda() ? "GPUs" : machine().cpu_name);
   return result;

@@ -62,7 +62,10 @@ Json to_json(const CostModel& model) {
   json["copy_bytes_per_s"] = model.copy_bytes_per_s;
   json["call_s"] = model.call_s;
   json["flops"] = model.flops;
+  if (model.flops_alone > 0) json["flops_alone"] = model.flops_alone;
   json["overlap_share"] = model.overlap_share;
+  if (model.gather) json["gather"] = link_json(*model.gather);
+  if (model.reduce) json["reduce"] = link_json(*model.reduce);
   json["source"] = model.source;
   return json;
 }
@@ -70,7 +73,7 @@ Json to_json(const CostModel& model) {
 CostModel parse_cost_model(const nlohmann::json& json, const std::string& where) {
   check_keys(json,
              {"ranks_per_node", "inside", "between", "copy_bytes_per_s", "call_s", "flops",
-              "overlap_share", "source"},
+              "flops_alone", "overlap_share", "gather", "reduce", "source"},
              where);
   CostModel model;
   const double ranks = positive(json, "ranks_per_node", where);
@@ -82,6 +85,9 @@ CostModel parse_cost_model(const nlohmann::json& json, const std::string& where)
   model.copy_bytes_per_s = positive(json, "copy_bytes_per_s", where);
   model.call_s = number(json, "call_s", where);
   model.flops = positive(json, "flops", where);
+  if (json.contains("flops_alone")) model.flops_alone = positive(json, "flops_alone", where);
+  if (json.contains("gather")) model.gather = parse_link(json, "gather", where);
+  if (json.contains("reduce")) model.reduce = parse_link(json, "reduce", where);
   if (json.contains("overlap_share")) {
     model.overlap_share = number(json, "overlap_share", where);
     user_check(model.overlap_share <= 1, "{}: overlap_share is {}, not from 0 to 1", where,

@@ -25,8 +25,8 @@ struct Link {
 /// Costs of communication and computation on a machine or a cluster.
 ///
 /// File format: {"ranks_per_node": 8, "inside": {"latency_s": ..., "bytes_per_s": ...}, "between":
-/// {...}, "copy_bytes_per_s": ..., "call_s": ..., "flops": ..., "overlap_share": ..., "source":
-/// "..."}. `between` is absent for a single node. `overlap_share` is optional.
+/// {...}, "copy_bytes_per_s": ..., "call_s": ..., "flops": ..., "source": "..."}. `between`
+/// is absent for a single node. Optional keys: "flops_alone", "overlap_share", "gather", "reduce".
 struct CostModel {
   int ranks_per_node = 1;
   Link inside;                  ///< links between ranks of one node
@@ -34,10 +34,15 @@ struct CostModel {
   /// Rate at which one rank copies rows into another order (strided copy).
   double copy_bytes_per_s = 1;
   double call_s = 0;  ///< minimum seconds of one matrix product
-  double flops = 1;   ///< FLOP/s of large matrix products, per rank
+  double flops = 1;   ///< FLOP/s of large matrix products, per rank, while all ranks compute
+  /// FLOP/s of a rank while no other computes. It exceeds `flops` if ranks share cores. 0: `flops`.
+  double flops_alone = 0;
   /// Share of an exchange's time that a product of equal length hides, from 0 to 1. It is low where
   /// the processor that computes also moves the rows.
   double overlap_share = 1;
+  /// All-gather and reduce-scatter over all ranks, by the bytes that a rank receives or sends.
+  /// nullopt: as fast as the links.
+  std::optional<Link> gather, reduce;
   std::string source;  ///< origin of these numbers, shown with every result
 };
 nlohmann::ordered_json to_json(const CostModel& model);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/moe/placement.h"
@@ -128,6 +130,8 @@ struct Work {
   std::vector<double> compute_s;  // by rank: seconds of forward for received rows
   double local_s = 0;  // seconds for rows that are not sent: rows of shadowed experts, or all rows
   double parameters_s = 0;  // seconds to send experts once
+  double gradients_s = 0;   // seconds to send their gradients, and to gather experts for backward
+  double chunk_s = 0;       // seconds of backward to add the gradients of one more chunk
 };
 
 bool travels_once(const LayerLoad& load) { return load.once_per_rank && load.capacity == 0; }
@@ -166,7 +170,9 @@ class Builder {
     if (plan_.shards == 0) {
       for (int e = 0; e < load_.experts; ++e)
         work.local_s += expert_s(choices() * share_[index(e)], 1, 1);
-      work.parameters_s = gather_s(load_.ranks, load_.experts * expert_bytes(), /*near=*/false);
+      const double bytes = load_.experts * expert_bytes();
+      work.parameters_s = all_ranks_s(model_.gather, bytes);
+      work.gradients_s = work.parameters_s + all_ranks_s(model_.reduce, bytes);
       return work;
     }
     for (int e = 0; e < load_.experts; ++e)
@@ -178,7 +184,12 @@ class Builder {
       work.parameters_s += gather_s(placement_.cut / plan_.shards,
                                     experts * expert_bytes() / plan_.shards, /*near=*/true);
     }
+    work.gradients_s = work.parameters_s;
     for (int p = 0; p < load_.ranks; ++p) add_rank(work, p);
+    share_cores(work.compute_s);
+    // Each chunk makes gradients of all experts, which are added to the gradients so far.
+    work.chunk_s = static_cast<double>(placement_.count(placement_.holders() - 1)) *
+                   expert_bytes() / plan_.shards / model_.copy_bytes_per_s;
     return work;
   }
 
@@ -223,6 +234,30 @@ class Builder {
     for (int i = 0; i < std::min(load_.top_k, load_.experts); ++i)
       none *= 1 - std::min(1.0, share * load_.experts / (load_.experts - i));
     return static_cast<double>(load_.tokens) * (1 - none);
+  }
+
+  /// compute_s: seconds of each rank's work while all compute. Replaces them by the times at which
+  /// the ranks are done. Ranks that are done leave their cores to the others.
+  void share_cores(std::vector<double>& compute_s) const {
+    const double alone = std::max(1.0, model_.flops_alone / model_.flops);
+    std::vector<size_t> order(compute_s.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::ranges::sort(order, {}, [&](size_t p) { return compute_s[p]; });
+    double done = 0, time = 0;  // work of each rank so far, and the seconds that it took
+    for (size_t i = 0; i < order.size(); ++i) {
+      const auto active = static_cast<double>(order.size() - i);
+      const double rate = std::min(alone, static_cast<double>(order.size()) / active);
+      time += (compute_s[order[i]] - done) / rate;
+      done = std::exchange(compute_s[order[i]], time);
+    }
+  }
+
+  /// Seconds of a collective over all ranks that gathers or scatters `bytes`, by its measured link.
+  double all_ranks_s(const std::optional<comm::Link>& link, double bytes) const {
+    if (load_.ranks == 1) return 0;
+    const double n = load_.ranks;
+    return link ? link->seconds(n - 1, bytes * (n - 1) / n)
+                : gather_s(load_.ranks, bytes, /*near=*/false);
   }
 
   /// Seconds of a ring all-gather over n ranks. Each rank contributes 1/n of `bytes`.
@@ -307,7 +342,7 @@ double pass_s(const Exchanges& exchanges, const Nodes& nodes, const Work& work, 
   combine(overlap - 1);
   double end = 0;
   for (size_t p = 0; p < ranks; ++p) end = std::max({end, comm[p], compute[p]});
-  return end + (forward ? 0 : work.parameters_s);
+  return end + (forward ? 0 : work.gradients_s + (overlap - 1) * work.chunk_s);
 }
 
 }  // namespace
@@ -321,7 +356,7 @@ LayerTime simulate(const comm::CostModel& model, const LayerLoad& load, const La
   time.compute_s = 3 * (busiest + work.local_s);
   if (plan.shards == 0 || load.ranks == 1) {
     time.forward_s = work.parameters_s + work.local_s + busiest;
-    time.backward_s = 2 * work.parameters_s + 2 * (work.local_s + busiest);
+    time.backward_s = work.gradients_s + 2 * (work.local_s + busiest);
     return time;
   }
   const bool once = travels_once(load);

@@ -92,6 +92,44 @@ TEST(Simulate, ShadowedExpertsTravelFromTheirOwner) {
   EXPECT_NEAR(of_links, 3 * 2 * expert, 0.05 * 3 * 2 * expert);
 }
 
+/// Two ranks have three and one parts of the work. If they share a core, each computes at half
+/// speed until the second is done. With a core each, the first needs the time of its three parts.
+TEST(Simulate, RanksThatAreDoneLeaveTheirCores) {
+  auto model = cluster();
+  model.call_s = 0;
+  auto load = even_load(2, 2);
+  load.choices_of = {3, 1};
+  const double all = 2 * 2048.0 * 4 * 512 * 1024 / model.flops;  // seconds of both ranks
+  EXPECT_NEAR(simulate(model, load, {}).compute_s, 3 * 0.75 * all, 1e-9);
+  model.flops_alone = 2 * model.flops;
+  EXPECT_NEAR(simulate(model, load, {}).compute_s, 3 * all / 2, 1e-9);
+}
+
+/// Each rank has one expert. Each further chunk adds the gradients of an expert in backward.
+TEST(Simulate, AChunkAddsTheGradientsOfTheExpertsOnceMore) {
+  auto model = cluster();
+  model.call_s = model.inside.latency_s = model.between->latency_s = 0;
+  model.overlap_share = 0;
+  const auto load = even_load(8, 8);
+  const auto seconds = [&](int overlap) {
+    return simulate(model, load, {.overlap = overlap}).backward_s;
+  };
+  EXPECT_NEAR(seconds(3) - seconds(1), 2 * (2.0 * 512 * 1024 * 2) / model.copy_bytes_per_s, 1e-9);
+}
+
+TEST(Simulate, MeasuredCollectivesReplaceTheLinks) {
+  auto model = cluster();
+  const auto load = even_load(8, 4);
+  const auto plan = LayerPlan{.shards = 0};
+  const double compute = simulate(model, load, plan).compute_s / 3;
+  model.gather = comm::Link{.latency_s = 0, .bytes_per_s = 1e9};
+  model.reduce = comm::Link{.latency_s = 0, .bytes_per_s = 5e8};
+  const double bytes = 4 * (2.0 * 512 * 1024 * 2) * 7 / 8;
+  EXPECT_NEAR(simulate(model, load, plan).forward_s, bytes / 1e9 + compute, 1e-9);
+  EXPECT_NEAR(simulate(model, load, plan).backward_s, bytes / 1e9 + bytes / 5e8 + 2 * compute,
+              1e-9);
+}
+
 TEST(Simulate, HidesTheShareThatTheMachineHides) {
   auto model = cluster();
   const auto load = even_load(8, 8);
