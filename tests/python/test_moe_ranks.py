@@ -312,8 +312,9 @@ def errors(rank):
         with pytest.raises(ValueError, match="group must be a ProcessGroup that has this rank"):
             moe.MoELayer(8, 4, experts=4, group=alone)
     layer = moe.MoELayer(8, 4, experts=4, group=world)
-    with pytest.raises(RuntimeError, match="moe_parallel_experts: x must be"):
-        layer(torch.empty(5, 8, device="meta"))
+    meta = moe.MoELayer(8, 4, experts=4, group=world, device="meta")
+    with pytest.raises(RuntimeError, match="has no shapes on the meta device; leave group out"):
+        meta(torch.empty(5, 8, device="meta"))
     with pytest.raises(RuntimeError, match=r"would average experts.*list\(dovetail\.moe\.expert_parameters\(model\)\)"):
         nn.parallel.DistributedDataParallel(layer)(torch.randn(5, 8))
     wrong = moe.MoELayer(8, None, experts=4, group=world, expert=partial(nn.Linear, 8, 9))

@@ -381,7 +381,7 @@ class MoELayer(nn.Module):
         """
         if self._ranks is None:
             return self._compute(x, tokens)
-        if torch.compiler.is_exporting():
+        if torch.compiler._is_exporting_flag:  # is_exporting() is also true under torch.compile
             raise RuntimeError(
                 "MoELayer: experts of other ranks cannot be exported; load the state dicts of all ranks into a layer "
                 "without a group, and export that"
@@ -390,6 +390,8 @@ class MoELayer(nn.Module):
 
     @torch.compiler.disable(reason="MoELayer with a group exchanges rows with other ranks, which no graph contains")
     def _compute_over_ranks(self, x: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
+        if x.is_meta:
+            raise RuntimeError("MoELayer: a layer with a group has no shapes on the meta device; leave group out there")
         in_data_parallel = nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None
         if in_data_parallel and not all(hasattr(p, "_ddp_ignored") for p in expert_parameters(self).values()):
             raise RuntimeError(
@@ -408,7 +410,7 @@ class MoELayer(nn.Module):
         y = self._run_experts(rows, routing)
         if self.shared_up is not None:
             y = y + self._shared(rows)
-        if self.training and not torch.compiler.is_exporting():
+        if self.training and not torch.compiler._is_exporting_flag:
             self.load.add_(routing.count)
         return y.to(x.dtype).reshape(x.shape), loss
 
