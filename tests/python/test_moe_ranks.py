@@ -121,10 +121,14 @@ def sum_of_loads(layer, parts):
     return layer.load
 
 
-def test_experts_are_spread_evenly():
+def test_experts_are_spread_evenly_and_differ():
     counts = [len([k for k in r["dropless"][4] if k.startswith("up.")]) for r in on(4)]
     assert counts == [1, 2, 1, 2]
     assert [k for k in on(4)[1]["dropless"][4] if k.startswith("up.")] == ["up.1", "up.2"]
+    layer, modules = layer_of("dropless"), layer_of("modules").experts
+    for one, other in itertools.combinations(range(EXPERTS), 2):
+        assert not torch.equal(layer.up[one], layer.up[other])
+        assert not torch.equal(modules[str(one)].up.weight, modules[str(other)].up.weight)
 
 
 def test_one_rank_is_a_sum_over_the_experts():
