@@ -5,12 +5,14 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/once_differentiable.h"
 #include "dovetail/base/operation.h"
 
 namespace dovetail::comm {
@@ -83,8 +85,18 @@ at::Tensor wait_for(const c10::intrusive_ptr<State>& state, Way way) {
 }
 
 c10::intrusive_ptr<State> state_of(AutogradContext* context) {
-  user_check(!at::GradMode::is_enabled(), "all_to_all: second derivatives are not supported");
   return c10::static_intrusive_pointer_cast<State>(context->saved_data["state"].toCapsule());
+}
+
+/// Gradients come from other ranks. So they have a refused second derivative on every rank, even if
+/// this rank's part of them is a constant.
+variable_list exchange_once(const at::Tensor& gradient,
+                            const std::function<variable_list()>& exchange) {
+  variable_list depends_on = {gradient};
+  if (at::GradMode::is_enabled())
+    depends_on.push_back(at::empty({0}, gradient.options()).set_requires_grad(true));
+  return differentiate_once({"all_to_all", "compute on one rank what needs one"}, depends_on,
+                            exchange);
 }
 
 /// Start and end of a transfer as autograd functions, connected by a tensor without elements.
@@ -100,10 +112,12 @@ class TransferStart : public torch::autograd::Function<TransferStart> {
     return at::empty({0}, x.options());
   }
 
-  static variable_list backward(AutogradContext* context, const variable_list&) {
-    const auto state = state_of(context);
-    const auto gradient = wait_for(state, &State::backward);
-    return {context->needs_input_grad(0) ? gradient : at::Tensor(), at::Tensor(), at::Tensor()};
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    variable_list out = exchange_once(
+        gradients[0], [&] { return variable_list{wait_for(state_of(context), &State::backward)}; });
+    if (!context->needs_input_grad(0)) out[0] = at::Tensor();
+    out.resize(3);
+    return out;
   }
 };
 
@@ -116,10 +130,14 @@ class TransferEnd : public torch::autograd::Function<TransferEnd> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto state = state_of(context);
-    start(state, &State::backward, gradients[0], state->exchange.reversed(),
-          state->payloads.backward);
-    return {at::empty({0}, gradients[0].options()), at::Tensor()};
+    variable_list out = exchange_once(gradients[0], [&] {
+      const auto state = state_of(context);
+      start(state, &State::backward, gradients[0], state->exchange.reversed(),
+            state->payloads.backward);
+      return variable_list{at::empty({0}, gradients[0].options())};
+    });
+    out.resize(2);
+    return out;
   }
 };
 

@@ -22,7 +22,7 @@
 /// a result with floating point rows requires grad on every rank, even if x does not. This lets
 /// every rank take part in backward. For the same reason each rank's loss must depend on the
 /// result, even if the rank received no rows. Backward runs the collectives in the reverse order of
-/// forward. Second derivatives throw UserError.
+/// forward. A second derivative throws (base/once_differentiable.h).
 namespace dovetail::comm {
 
 /// Number formats in which ranks send data: `forward` for the rows, `backward` for their gradients.

@@ -9,9 +9,11 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/once_differentiable.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/moe/dispatch_gpu.h"
 #include "dovetail/moe/dispatch_operands.h"
+#include "dovetail/moe/remedies.h"
 #include "dovetail/ops/rows_simd.h"
 #include "dovetail/ops/simd_level.h"
 
@@ -247,9 +249,13 @@ class DispatchFunction : public torch::autograd::Function<DispatchFunction> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const Dispatch to = saved_dispatch(context, context->get_saved_variables());
-    const at::Tensor drows = gradients[0].contiguous();
-    const at::Tensor dx = summed(drows, to, context->saved_data["tokens"].toInt());
-    return {dx.to(drows.scalar_type()), at::Tensor()};
+    variable_list out = differentiate_once({"moe_dispatch", kInFloat64}, gradients, [&] {
+      const at::Tensor drows = gradients[0].contiguous();
+      const at::Tensor dx = summed(drows, to, context->saved_data["tokens"].toInt());
+      return std::vector{dx.to(drows.scalar_type())};
+    });
+    out.emplace_back();
+    return out;
   }
 };
 
@@ -263,8 +269,12 @@ class SumFunction : public torch::autograd::Function<SumFunction> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const Dispatch to = saved_dispatch(context, context->get_saved_variables());
-    const at::Tensor dy = gradients[0].to(context->saved_data["dtype"].toScalarType());
-    return {taken(dy.contiguous(), to), at::Tensor(), at::Tensor()};
+    variable_list out = differentiate_once({"moe_combine", kInFloat64}, gradients, [&] {
+      const at::Tensor dy = gradients[0].to(context->saved_data["dtype"].toScalarType());
+      return std::vector{taken(dy.contiguous(), to)};
+    });
+    out.resize(3);
+    return out;
   }
 };
 
@@ -294,7 +304,7 @@ class CombineFunction : public torch::autograd::Function<CombineFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& rows,
                             const at::Tensor& weight, const Dispatch& to) {
     const at::Tensor row_weight = weight.reshape(-1).index_select(0, to.choice());
-    save_with_dispatch(context, {rows, row_weight}, to);
+    save_with_dispatch(context, {rows, row_weight, weight}, to);
     context->saved_data["choices"] = weight.sizes().vec();
     return operation("dovetail::moe_combine_rows", {.reads = with_dispatch({rows, row_weight}, to)},
                      [numbers = numbers_of(to), tokens = weight.size(0)](const Operands& inputs) {
@@ -307,16 +317,20 @@ class CombineFunction : public torch::autograd::Function<CombineFunction> {
     const auto saved = context->get_saved_variables();
     const Dispatch to = saved_dispatch(context, saved);
     const at::Tensor &rows = saved[0], &row_weight = saved[1];
-    const at::Tensor dy = gradients[0].to(rows.scalar_type()).contiguous();
-    const auto made = operation(
-        "dovetail::moe_combine_gradient", {.reads = with_dispatch({dy, rows, row_weight}, to)},
-        [numbers = numbers_of(to),
-         choices = context->saved_data["choices"].toIntVector()](const Operands& inputs) {
-          const auto& in = inputs.reads;
-          return combine_gradients(in[0], in[1], in[2], dispatch_at(in, 3, numbers).resolve(),
-                                   choices);
-        });
-    return {made[0], made[1], at::Tensor()};
+    const variable_list depends_on = {gradients[0], rows, saved[2]};
+    variable_list out = differentiate_once({"moe_combine", kInFloat64}, depends_on, [&] {
+      const at::Tensor dy = gradients[0].to(rows.scalar_type()).contiguous();
+      return operation(
+          "dovetail::moe_combine_gradient", {.reads = with_dispatch({dy, rows, row_weight}, to)},
+          [numbers = numbers_of(to),
+           choices = context->saved_data["choices"].toIntVector()](const Operands& inputs) {
+            const auto& in = inputs.reads;
+            return combine_gradients(in[0], in[1], in[2], dispatch_at(in, 3, numbers).resolve(),
+                                     choices);
+          });
+    });
+    out.emplace_back();
+    return out;
   }
 };
 
@@ -361,7 +375,8 @@ at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& dispatch) {
 
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight,
                         const Dispatch& dispatch) {
-  const auto dtype = rows.scalar_type() == at::kBFloat16 ? at::kFloat : rows.scalar_type();
+  const auto dtype =
+      at::isReducedFloatingType(rows.scalar_type()) ? at::kFloat : rows.scalar_type();
   user_check(rows.dim() == 2 && rows.size(0) == dispatch.places() && weight.dim() == 2 &&
                  weight.scalar_type() == dtype,
              "combine: rows must be ({}, C) and weight (T, k) of {}: rows is {}, weight is {}",

@@ -110,7 +110,7 @@ at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& dispatch);
 
 /// Sums the experts' results for each token. Result y[t] is the sum of weight[t][j] * rows[p] over
 /// the choices j of token t that have a row. Here, p is the place of the choice's row. Shapes: rows
-/// (P, C), weight (T, k), y (T, C). The weight is float32 if `rows` are bfloat16, otherwise it has
+/// (P, C), weight (T, k), y (T, C). The weight is float32 if `rows` have 16 bits, otherwise it has
 /// their dtype. Result y has the dtype of the weight.
 ///
 /// `dispatch_rows`, `combine_rows` and `sum_rows` are differentiable; backward reads `dispatch`,

@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/once_differentiable.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/moe/dispatch_operands.h"
 #include "dovetail/moe/grouped_linear.h"
+#include "dovetail/moe/remedies.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
@@ -86,7 +88,7 @@ int64_t usual_size(int64_t count) {
 
 /// Pads each expert's rows to the next usual size if the products run in oneDNN. The library
 /// compiles code for each shape, and the row counts of experts differ in each step. Padding rows
-/// read token 0. Their weight is 0, since their choice is one past the last choice. `apply_experts`
+/// read token 0. Their weight is 0, since their choice is one past the last choice. `run_padded`
 /// pads with zeros instead.
 DispatchedRows with_usual_sizes(const DispatchedRows& to, const at::Tensor& x,
                                 const at::Tensor& weight) {
@@ -153,16 +155,19 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     const Places at{.experts = to.experts(), .bias = context->saved_data["bias"].toBool()};
     Operands inputs{.reads = saved};
     inputs.reads.push_back(gradients[0]);
-    variable_list out = operation(
-        "dovetail::experts_gradient", std::move(inputs),
-        [numbers = numbers_of(to), at, activation = context->saved_data["activation"].toStringRef(),
-         wants_x = context->needs_input_grad(Places::kX)](const Operands& given) {
-          return differentiate(
-              given.reads,
-              dispatch_at(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers)
-                  .resolve(),
-              at, activation, wants_x);
-        });
+    variable_list out = differentiate_once({"moe_experts", kInFloat64}, inputs.reads, [&] {
+      return operation(
+          "dovetail::experts_gradient", inputs,
+          [numbers = numbers_of(to), at,
+           activation = context->saved_data["activation"].toStringRef(),
+           wants_x = context->needs_input_grad(Places::kX)](const Operands& given) {
+            return differentiate(
+                given.reads,
+                dispatch_at(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers)
+                    .resolve(),
+                at, activation, wants_x);
+          });
+    });
     out.resize(at.count() + 3);  // undefined gradients of `to`, `activation` and `bias`
     return out;
   }
@@ -388,8 +393,10 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dis
       const auto bias_of = [&](const std::vector<at::Tensor>& biases) {
         return bias ? biases[e] : at::Tensor();
       };
-      const at::Tensor h = ops::linear(rows, experts.up[e], bias_of(experts.up_bias));
-      return ops::linear(activation->apply(h), experts.down[e], bias_of(experts.down_bias));
+      return run_padded(rows, [&](const at::Tensor& padded) {
+        const at::Tensor h = ops::linear(padded, experts.up[e], bias_of(experts.up_bias));
+        return ops::linear(activation->apply(h), experts.down[e], bias_of(experts.down_bias));
+      });
     });
   }
   // Products in bfloat16 sum in float32 if they have many terms, that is if an expert has many
@@ -410,13 +417,16 @@ at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Di
   at::Tensor y = at::zeros(x.sizes(), weights.options().requires_grad(false));
   for (int64_t e = 0; e < to.experts(); ++e) {
     const at::Tensor token = to.of_expert(to.token, e), choice = to.of_expert(to.choice, e);
-    const int64_t rows = token.size(0),
-                  usual = x.scalar_type() == at::kBFloat16 ? usual_size(rows) : rows;
-    const at::Tensor of_expert =
-        expert(e, at::constant_pad_nd(x.index_select(0, token), {0, 0, 0, usual - rows}));
-    y.index_add_(0, token, of_expert.narrow(0, 0, rows) * weights.index_select(0, choice));
+    y.index_add_(0, token, expert(e, x.index_select(0, token)) * weights.index_select(0, choice));
   }
   return y;
+}
+
+at::Tensor run_padded(const at::Tensor& rows,
+                      const std::function<at::Tensor(const at::Tensor&)>& expert) {
+  if (rows.scalar_type() != at::kBFloat16) return expert(rows);
+  const int64_t count = rows.size(0), more = usual_size(count) - count;
+  return expert(at::constant_pad_nd(rows, {0, 0, 0, more})).narrow(0, 0, count);
 }
 
 }  // namespace dovetail::moe

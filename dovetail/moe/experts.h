@@ -49,10 +49,15 @@ at::Tensor feed_forward_rows(const at::Tensor& rows, const std::vector<int64_t>&
 
 /// Computes the same sums as `feed_forward` with any experts, given as a function (FastMoE, He et
 /// al. 2021). It runs one expert after another on copies of their rows. A call expert(e, rows of e)
-/// returns one result row for each input row. In bfloat16 its input may end with rows of zeros,
-/// which round the number of rows up. Experts without rows run, too, so that they get gradients of
-/// zeros. All ranks then have the same set of gradients.
+/// returns one result row for each input row. Experts without rows run, too, so that they get
+/// gradients of zeros. All ranks then have the same set of gradients.
 at::Tensor apply_experts(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                          const std::function<at::Tensor(int64_t, const at::Tensor&)>& expert);
+
+/// Runs `expert` on `rows`. It returns one result row for each input row. In bfloat16 its input may
+/// end with rows of zeros. They round the number of rows up, since oneDNN compiles code for each.
+/// Returns the results of `rows` alone.
+at::Tensor run_padded(const at::Tensor& rows,
+                      const std::function<at::Tensor(const at::Tensor&)>& expert);
 
 }  // namespace dovetail::moe

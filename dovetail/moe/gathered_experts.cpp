@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/once_differentiable.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/mx/feed_forward.h"
@@ -203,9 +204,12 @@ class GatherFunction : public torch::autograd::Function<GatherFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto gathered = gathered_of(context);
     gathered->release();
-    variable_list own = operation_once(
-        "dovetail::reduce_experts", {.reads = gradients},
-        [gathered](const Operands& inputs) { return gathered->pieces.reduce(inputs.reads); });
+    variable_list own = differentiate_once(
+        {"parallel_feed_forward", "compute on one rank what needs one"}, gradients, [&] {
+          return operation_once(
+              "dovetail::reduce_experts", {.reads = gradients},
+              [gathered](const Operands& inputs) { return gathered->pieces.reduce(inputs.reads); });
+        });
     own.emplace_back();  // no gradient of `gathered`
     return own;
   }

@@ -8,6 +8,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/moe/remedies.h"
 #include "dovetail/ops/gemm.h"
 #include "dovetail/ops/simd_level.h"
 
@@ -74,14 +75,17 @@ class GroupedLinearFunction : public torch::autograd::Function<GroupedLinearFunc
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1];
-    const bool bias = context->saved_data["bias"].toBool() && context->needs_input_grad(2);
-    at::Tensor dx, dweight, dbias;
-    if (context->needs_input_grad(0)) dx = at::empty(x.sizes(), x.options());
-    if (context->needs_input_grad(1) || bias) dweight = at::empty(weight.sizes(), weight.options());
-    if (bias) dbias = at::empty({weight.size(0), weight.size(1)}, weight.options());
-    multiply_backward(dx, parts_of(dweight), parts_of(dbias), gradients[0], x, parts_of(weight),
-                      context->saved_data["count"].toIntVector());
-    return {dx, dweight, dbias, at::Tensor()};
+    const variable_list depends_on = {gradients[0], x, weight};
+    variable_list out = differentiate_once(kGroupedLinear, depends_on, [&] {
+      const bool bias = context->saved_data["bias"].toBool() && context->needs_input_grad(2);
+      return grouped_linear_gradients(gradients[0], x, weight,
+                                      context->saved_data["count"].toIntVector(),
+                                      {.x = context->needs_input_grad(0),
+                                       .weight = context->needs_input_grad(1),
+                                       .bias = bias});
+    });
+    out.emplace_back();  // for `count`
+    return out;
   }
 };
 
@@ -102,21 +106,25 @@ class GroupedLinearsFunction : public torch::autograd::Function<GroupedLinearsFu
     const auto saved = context->get_saved_variables();
     const auto count = context->saved_data["count"].toIntVector();
     const size_t groups = count.size();
-    variable_list out(saved.size() + 1);  // plus the undefined gradient of `count`
-    if (context->needs_input_grad(0)) out[0] = at::empty(saved[0].sizes(), saved[0].options());
-    for (size_t i = 1; i < saved.size(); ++i)
-      out[i] = at::empty(saved[i].sizes(), saved[i].options());
-    multiply_backward(out[0], at::TensorList(out).slice(1, groups),
-                      at::TensorList(out).slice(1 + groups, saved.size() - 1 - groups),
-                      gradients[0], saved[0], at::TensorList(saved).slice(1, groups), count);
-    return out;
+    variable_list depends_on = saved;
+    depends_on.push_back(gradients[0]);
+    return differentiate_once(kGroupedLinear, depends_on, [&] {
+      variable_list out(saved.size() + 1);  // plus the undefined gradient of `count`
+      if (context->needs_input_grad(0)) out[0] = at::empty(saved[0].sizes(), saved[0].options());
+      for (size_t i = 1; i < saved.size(); ++i)
+        out[i] = at::empty(saved[i].sizes(), saved[i].options());
+      multiply_backward(out[0], at::TensorList(out).slice(1, groups),
+                        at::TensorList(out).slice(1 + groups, saved.size() - 1 - groups),
+                        gradients[0], saved[0], at::TensorList(saved).slice(1, groups), count);
+      return out;
+    });
   }
 };
 
 }  // namespace
 
-at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& count,
-                          const at::Tensor& bias) {
+std::vector<int64_t> checked_counts(const at::Tensor& x, const at::Tensor& weight,
+                                    const at::Tensor& count, const at::Tensor& bias) {
   user_check(
       weight.dim() == 3 && x.dim() == 2 && x.size(1) == weight.size(2),
       "grouped_linear: x must be (rows, in) and weight (experts, out, in): x is {}, weight is {}",
@@ -142,6 +150,23 @@ at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const a
   }
   user_check(rows == x.size(0), "grouped_linear: count adds to {}, but x has {} rows", rows,
              x.size(0));
+  return counts;
+}
+
+variable_list grouped_linear_gradients(const at::Tensor& dy, const at::Tensor& x,
+                                       const at::Tensor& weight, const std::vector<int64_t>& count,
+                                       GroupedWanted wanted) {
+  at::Tensor dx, dweight, dbias;
+  if (wanted.x) dx = at::empty(x.sizes(), x.options());
+  if (wanted.weight || wanted.bias) dweight = at::empty(weight.sizes(), weight.options());
+  if (wanted.bias) dbias = at::empty({weight.size(0), weight.size(1)}, weight.options());
+  multiply_backward(dx, parts_of(dweight), parts_of(dbias), dy, x, parts_of(weight), count);
+  return {dx, dweight, dbias};
+}
+
+at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& count,
+                          const at::Tensor& bias) {
+  const std::vector<int64_t> counts = checked_counts(x, weight, count, bias);
   return GroupedLinearFunction::apply(x.contiguous(), weight,
                                       bias.defined() ? std::optional(bias) : std::nullopt, counts);
 }

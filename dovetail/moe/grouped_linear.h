@@ -17,6 +17,21 @@ namespace dovetail::moe {
 at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& count,
                           const at::Tensor& bias = {});
 
+/// Checks the arguments of `grouped_linear`. Returns the numbers of rows of the groups.
+std::vector<int64_t> checked_counts(const at::Tensor& x, const at::Tensor& weight,
+                                    const at::Tensor& count, const at::Tensor& bias);
+
+/// Gradients to compute.
+struct GroupedWanted {
+  bool x = true, weight = true, bias = false;
+};
+/// Returns the gradients of x, weight and bias of `grouped_linear` from dy (R, out). Gradients that
+/// are not wanted may be undefined.
+std::vector<at::Tensor> grouped_linear_gradients(const at::Tensor& dy, const at::Tensor& x,
+                                                 const at::Tensor& weight,
+                                                 const std::vector<int64_t>& count,
+                                                 GroupedWanted wanted);
+
 /// Computes the same with a separate weight tensor (out, in) for each group. The number of rows of
 /// group e is count[e]. Each bias[e] is (out), or `bias` is empty. Differentiable in x and all
 /// weights and biases.

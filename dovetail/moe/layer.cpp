@@ -169,7 +169,8 @@ LocalExperts Layer::local_experts(const at::Tensor& x) const {
     };
   } else if (quantized()) {
     local.modules = [this](int64_t e, const at::Tensor& rows) {
-      return experts_[static_cast<size_t>(e)]->forward(rows);
+      const auto& expert = experts_[static_cast<size_t>(e)];
+      return run_padded(rows, [&](const at::Tensor& padded) { return expert->forward(padded); });
     };
   }
   for (const auto& expert : experts_) {

@@ -12,13 +12,12 @@
 #include "dovetail/moe/dispatch.h"
 #include "dovetail/moe/draw.h"
 #include "dovetail/moe/experts.h"
-#include "dovetail/moe/grouped_linear.h"
 #include "dovetail/moe/library_opaque.h"
 #include "dovetail/moe/noisy.h"
 #include "dovetail/moe/routing.h"
 #include "dovetail/ops/simd_level.h"
 
-/// Registers the operators torch.ops.dovetail.moe_* and grouped_linear.
+/// Registers the routers and the experts of one rank as operators torch.ops.dovetail.moe_*.
 namespace dovetail::moe {
 
 namespace {
@@ -106,27 +105,6 @@ std::tuple<at::Tensor, at::Tensor> library_expert_choice(const at::Tensor& logit
   return {choice.token, choice.weight};
 }
 
-std::tuple<at::Tensor, at::Tensor> library_dispatch(const at::Tensor& x, const at::Tensor& expert,
-                                                    const at::Tensor& slot, int64_t experts) {
-  const Dispatch to = checked_dispatch(expert, slot, experts);
-  at::Tensor count = at::empty({experts}, at::kLong);
-  for (int64_t e = 0; e < experts; ++e) count.mutable_data_ptr<int64_t>()[e] = to.rows().count(e);
-  return {dispatch_rows(x, to), count};
-}
-
-at::Tensor library_combine(const at::Tensor& rows, const at::Tensor& weight,
-                           const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
-  user_check(weight.sizes() == expert.sizes(),
-             "moe_combine: weight must be as expert_idx, {}, but is {}", ops::describe(expert),
-             ops::describe(weight));
-  return combine_rows(rows, weight, checked_dispatch(expert, slot, experts));
-}
-
-at::Tensor library_grouped_linear(const at::Tensor& x, const at::Tensor& weight,
-                                  const at::Tensor& count, const std::optional<at::Tensor>& bias) {
-  return grouped_linear(x, weight, count, bias.value_or(at::Tensor()));
-}
-
 at::Tensor library_experts(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,
                            const at::Tensor& slot, at::TensorList up, at::TensorList down,
                            at::TensorList up_bias, at::TensorList down_bias,
@@ -191,17 +169,6 @@ TORCH_LIBRARY_FRAGMENT(dovetail, m) {
   dovetail::define<
       "moe_expert_choice(Tensor logits, int capacity) -> (Tensor token_idx, Tensor weight)",
       dovetail::moe::library_expert_choice>(m);
-  dovetail::define<
-      "moe_dispatch(Tensor x, Tensor expert_idx, Tensor slot, int num_experts) -> (Tensor rows, "
-      "Tensor count)",
-      dovetail::moe::library_dispatch>(m);
-  dovetail::define<
-      "moe_combine(Tensor rows, Tensor weight, Tensor expert_idx, Tensor slot, int num_experts) -> "
-      "Tensor",
-      dovetail::moe::library_combine>(m);
-  dovetail::define<
-      "grouped_linear(Tensor x, Tensor weight, Tensor count, Tensor? bias=None) -> Tensor",
-      dovetail::moe::library_grouped_linear>(m);
   m.def(
       "moe_experts(Tensor x, Tensor weight, Tensor expert_idx, Tensor slot, Tensor[] up, Tensor[] "
       "down, Tensor[] up_bias, Tensor[] down_bias, str activation) -> Tensor",

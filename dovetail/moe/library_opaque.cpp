@@ -1,10 +1,8 @@
 #include "dovetail/moe/library_opaque.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
@@ -21,7 +19,10 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/library.h"
+#include "dovetail/base/once_differentiable.h"
 #include "dovetail/moe/known_choices.h"
+#include "dovetail/moe/library_operator.h"
+#include "dovetail/moe/remedies.h"
 #include "dovetail/ops/simd_level.h"
 
 namespace dovetail::moe {
@@ -95,21 +96,6 @@ std::optional<at::Tensor> optional(const at::Tensor& x) {
 at::ScalarType sum_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
-
-/// Scope in which autograd records operations, also inside an operator.
-class Recording {
- public:
-  Recording() : keys_(without_exclusion()), mode_(true) {}
-
- private:
-  static c10::impl::LocalDispatchKeySet without_exclusion() {
-    auto keys = c10::impl::tls_local_dispatch_key_set();
-    keys.excluded_ = keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
-    return keys;
-  }
-  c10::impl::ForceDispatchKeyGuard keys_;
-  at::AutoGradMode mode_;
-};
 
 // Operators.
 
@@ -236,53 +222,6 @@ variable_list experts_backward_shapes(const at::Tensor&, const at::Tensor& x,
   return gradients;
 }
 
-template <class Function>
-auto find_operator(const char* name, Function*) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
-}
-
-/// Refuses to differentiate a gradient.
-variable_list once_differentiable(const char* name, variable_list made, const variable_list& from) {
-  bool requires_grad = false;
-  for (const at::Tensor& tensor : from)
-    requires_grad = requires_grad || torch::autograd::compute_requires_grad(tensor);
-  if (!requires_grad) return made;
-  const auto node = std::make_shared<torch::autograd::Error>(
-      std::string(name) + " has no second derivative; compute in eager mode with plain operations",
-      torch::autograd::collect_next_edges(from));
-  for (const at::Tensor& tensor : made)
-    if (at::isFloatingType(tensor.scalar_type())) torch::autograd::set_history(tensor, node);
-  return made;
-}
-
-at::Tensor route_backward_once(const at::Tensor& logits, const at::Tensor& expert,
-                               const at::Tensor& slot, const at::Tensor& dweight,
-                               const at::Tensor& dload, const at::Tensor& dz, at::IntArrayRef whole,
-                               at::ArrayRef<double> real) {
-  const at::Tensor made = [&] {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    static auto op = find_operator("dovetail::moe_route_backward", &route_backward);
-    return op.call(logits, expert, slot, dweight, dload, dz, whole, real);
-  }();
-  return once_differentiable("moe_route", {made}, {logits, dweight, dload, dz})[0];
-}
-
-variable_list experts_backward_once(const at::Tensor& dy, const at::Tensor& x,
-                                    const at::Tensor& weight, const at::Tensor& expert,
-                                    const at::Tensor& slot, at::TensorList up, at::TensorList down,
-                                    at::TensorList up_bias, at::TensorList down_bias,
-                                    c10::string_view activation) {
-  variable_list made = [&] {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    static auto op = find_operator("dovetail::moe_experts_backward", &experts_backward);
-    return op.call(dy, x, weight, expert, slot, up, down, up_bias, down_bias, activation);
-  }();
-  variable_list from = {dy, x, weight};
-  for (const at::TensorList list : {up, down, up_bias, down_bias})
-    from.insert(from.end(), list.begin(), list.end());
-  return once_differentiable("moe_experts", std::move(made), from);
-}
-
 variable_list unpacked(std::vector<SavedVariable>& saved) {
   variable_list tensors;
   for (SavedVariable& variable : saved) tensors.push_back(variable.unpack());
@@ -341,7 +280,7 @@ struct MoeExpertsBackward : SavingNode {
 
 }  // namespace
 
-Dispatch checked_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
+void check_choices(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
   for (const auto& [name, x] : {std::pair("expert_idx", expert), std::pair("slot", slot)})
     user_check(x.dim() == 2 && x.sizes() == expert.sizes() && x.scalar_type() == at::kInt &&
                    x.device() == expert.device() && (x.is_cpu() || x.is_cuda()),
@@ -351,6 +290,10 @@ Dispatch checked_dispatch(const at::Tensor& expert, const at::Tensor& slot, int6
   user_check(kept.numel() == 0 ||
                  (kept.min().item<int32_t>() >= 0 && kept.max().item<int32_t>() < experts),
              "moe: expert_idx must lie in 0 to {}", experts - 1);
+}
+
+Dispatch checked_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
+  check_choices(expert, slot, experts);
   return dispatch(expert.contiguous(), slot.contiguous(), experts);
 }
 
@@ -451,6 +394,7 @@ TORCH_LIBRARY_IMPL(dovetail, Meta, m) {
   m.impl("moe_experts_backward", &dovetail::moe::experts_backward_shapes);
 }
 TORCH_LIBRARY_IMPL(dovetail, Autograd, m) {
-  m.impl("moe_route_backward", &dovetail::moe::route_backward_once);
-  m.impl("moe_experts_backward", &dovetail::moe::experts_backward_once);
+  using dovetail::moe::kInFloat64;
+  m.impl("moe_route_backward", dovetail::once_differentiable({"moe_route", kInFloat64}));
+  m.impl("moe_experts_backward", dovetail::once_differentiable({"moe_experts", kInFloat64}));
 }

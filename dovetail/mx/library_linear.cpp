@@ -2,7 +2,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
@@ -21,6 +20,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/library.h"
+#include "dovetail/base/once_differentiable.h"
 #include "dovetail/mx/last_input.h"
 #include "dovetail/mx/library_recipe.h"
 #include "dovetail/mx/library_statistics.h"
@@ -212,31 +212,6 @@ Tensors3 linear_backward(const at::Tensor& dy, const at::Tensor& weight, const a
           wants(1) ? made.weight : empty_like_none(dy), wants(2) ? made.bias : empty_like_none(dy)};
 }
 
-/// Makes gradients that raise an error when they are differentiated again.
-Tensors3 backward_without_derivative(const at::Tensor& dy, const at::Tensor& weight,
-                                     const at::Tensor& kept, const at::Tensor& scales,
-                                     const std::optional<at::Tensor>& seed, int64_t wanted,
-                                     c10::string_view recipe_text, c10::string_view layer) {
-  using torch::autograd::Error;
-  std::shared_ptr<Error> node;
-  if (torch::autograd::compute_requires_grad(dy, weight, kept))
-    node = std::make_shared<Error>(
-        "mx_linear has no second derivative, since a rounded gradient has none; use "
-        "torch.nn.Linear "
-        "where you need one",
-        torch::autograd::collect_next_edges(dy, weight, kept));
-  Tensors3 made = [&] {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return backward_operator(dy, weight, kept, scales, seed, wanted, recipe_text, layer);
-  }();
-  if (node) {
-    torch::autograd::set_history(std::get<0>(made), node);
-    torch::autograd::set_history(std::get<1>(made), node);
-    torch::autograd::set_history(std::get<2>(made), node);
-  }
-  return made;
-}
-
 /// Node of mx_linear in an autograd graph.
 struct MxLinearBackward : torch::autograd::Node {
   torch::autograd::SavedVariable weight, kept, scales, seed;
@@ -386,7 +361,10 @@ TORCH_LIBRARY_IMPL(dovetail, Meta, m) {
   m.impl("mx_linear_backward", &dovetail::mx::backward_shapes);
 }
 TORCH_LIBRARY_IMPL(dovetail, Autograd, m) {
-  m.impl("mx_linear_backward", &dovetail::mx::backward_without_derivative);
+  m.impl("mx_linear_backward",
+         dovetail::once_differentiable({"mx_linear",
+                                        "a rounded gradient has none, so use torch.nn.Linear where "
+                                        "you need one"}));
 }
 TORCH_LIBRARY_IMPL(dovetail, AutocastCPU, m) {
   m.impl("mx_linear", &dovetail::mx::autocast_linear<c10::DeviceType::CPU>);

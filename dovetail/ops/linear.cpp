@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/once_differentiable.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/ops/cuda_kernels.h"
@@ -56,27 +57,32 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1];
-    const at::Tensor dy = gradients[0].reshape({-1, weight.size(0)});
-    at::Tensor dx, dweight, dbias;
-    if (context->needs_input_grad(0))
-      dx = operation("dovetail::gemm", {.reads = {dy, weight}},
-                     [](const Operands& inputs) {
-                       return std::vector{gemm(inputs.reads[0], inputs.reads[1])};
-                     })[0]
-               .view(x.sizes());
-    const bool wants_bias =
-        context->saved_data["has_bias"].toBool() && context->needs_input_grad(2);
-    if (context->needs_input_grad(1)) {
-      const auto made = operation(
-          "dovetail::linear_gradient", {.reads = {dy, x}},
-          [wants_bias](const Operands& inputs) { return weight_gradient(inputs, wants_bias); });
-      dweight = made[0], dbias = made[1];
-    } else if (wants_bias) {
-      dbias = operation("dovetail::column_sums", {.reads = {dy}}, [](const Operands& inputs) {
-        return std::vector{column_sums(inputs.reads[0])};
-      })[0];
-    }
-    return {dx, dweight, dbias};
+    const std::vector<at::Tensor> depends_on = {gradients[0], x, weight};
+    return differentiate_once(
+        {"linear", "use torch.nn.functional.linear, or float64"}, depends_on, [&] {
+          const at::Tensor dy = gradients[0].reshape({-1, weight.size(0)});
+          at::Tensor dx, dweight, dbias;
+          if (context->needs_input_grad(0))
+            dx = operation("dovetail::gemm", {.reads = {dy, weight}},
+                           [](const Operands& inputs) {
+                             return std::vector{gemm(inputs.reads[0], inputs.reads[1])};
+                           })[0]
+                     .view(x.sizes());
+          const bool wants_bias =
+              context->saved_data["has_bias"].toBool() && context->needs_input_grad(2);
+          if (context->needs_input_grad(1)) {
+            const auto made = operation("dovetail::linear_gradient", {.reads = {dy, x}},
+                                        [wants_bias](const Operands& inputs) {
+                                          return weight_gradient(inputs, wants_bias);
+                                        });
+            dweight = made[0], dbias = made[1];
+          } else if (wants_bias) {
+            dbias = operation("dovetail::column_sums", {.reads = {dy}}, [](const Operands& inputs) {
+              return std::vector{column_sums(inputs.reads[0])};
+            })[0];
+          }
+          return std::vector{dx, dweight, dbias};
+        });
   }
 };
 

@@ -11,7 +11,7 @@ import importlib
 
 from dovetail import embedding, moe, mx, plan, recommender
 from dovetail._library import load, version
-from dovetail.embedding._operators import register_shapes
+from dovetail.embedding import _operators as _embedding_operators
 from dovetail.functional import (
     attention,
     gelu,
@@ -23,9 +23,13 @@ from dovetail.functional import (
     squared_relu,
     swiglu,
 )
+from dovetail.moe import _experts as _moe_experts
+from dovetail.moe import _operators as _moe_operators
 
 load()
-register_shapes()
+_embedding_operators.register_shapes()
+_moe_operators.register_shapes()
+_moe_calls = _moe_experts.register_calls()
 
 __version__ = version()
 

@@ -1,5 +1,6 @@
 """Runs a test's function on several ranks: processes of one Gloo job."""
 
+import os
 import pickle
 import socket
 import traceback
@@ -17,6 +18,9 @@ def run_rank(function, rank, size, port, results):
     except BaseException:
         results.put((rank, False, traceback.format_exc()))
     torch.distributed.destroy_process_group()
+    results.close()
+    results.join_thread()
+    os._exit(0)  # Python's own end aborts if a gloo thread frees a tensor meanwhile
 
 
 def on_ranks(function, size=2):

@@ -83,6 +83,15 @@ def test_a_dlrm_learns_the_same_on_ranks(tmp_path):
     assert len(sizes) == 2 and min(sizes) > 0.4 * sum(sizes)
 
 
+def test_a_mixture_learns_the_same_on_ranks(tmp_path):
+    outputs = [run("mixture_ranks.py", tmp_path), run("mixture_ranks.py", tmp_path, ranks=2)]
+    frequency = numbers(outputs[0], "frequency of characters")[0]
+    one, two = (numbers(output, "mixture")[0] for output in outputs)
+    assert one < frequency - 0.7
+    assert two == pytest.approx(one, abs=0.02)
+    assert [numbers(output, "experts of rank 0") for output in outputs] == [[8, 8], [4, 8]]
+
+
 def test_kmeans_finds_what_scikit_learn_finds(tmp_path):
     output = run("kmeans.py", tmp_path)
     ours, theirs = (numbers(output, name) for name in ["dovetail", "scikit-learn"])

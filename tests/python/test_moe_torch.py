@@ -66,6 +66,19 @@ def test_a_compiled_layer_is_the_layer(name):
         assert_same(gradients(layer, rows(samples, 9), compiled), wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_a_compiled_layer_counts_its_load():
+    torch._dynamo.reset()
+    layer = layer_of()
+    for _ in range(2):
+        layer(rows(4, 9))
+    load = layer.load.clone()
+    layer.reset_load()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        compiled(rows(4, 9))
+    assert load.sum() == 144 and torch.equal(layer.load, load)
+
+
 def test_inductor_compiles_the_layer():
     torch._dynamo.reset()
     layer = layer_of()

@@ -23,6 +23,7 @@ def operators() -> dict[str, torch._C.FunctionSchema]:
 #: Objects that another operator makes; names of arguments are lost where they occur.
 OBJECTS = {
     "KMeansData": lambda: torch.ops.dovetail.kmeans_data(torch.randn(64, 32)),
+    "ExpertRanks": lambda: torch.ops.dovetail.moe_ranks(None, "", 60.0),
 }
 #: Tables that operators take by their handle.
 TABLES = dovetail.embedding.EmbeddingCollection([dovetail.embedding.Table("t", 32, 4)], {"f": "t"})

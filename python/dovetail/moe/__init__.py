@@ -8,15 +8,17 @@ option names raise RuntimeError. The C++ contracts are in ``dovetail/moe/routing
 ``dovetail/moe/experts.h`` (products).
 """
 
-from dovetail.moe._layer import MoELayer
+from dovetail.moe._layer import MoELayer, average_gradients, expert_parameters
 from dovetail.moe._operators import Routing, combine, dispatch, grouped_linear, route
 from dovetail.moe._weights import from_transformers, load_weights, weights_of
 
 __all__ = [
     "MoELayer",
     "Routing",
+    "average_gradients",
     "combine",
     "dispatch",
+    "expert_parameters",
     "from_transformers",
     "grouped_linear",
     "load_weights",

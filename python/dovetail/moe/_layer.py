@@ -1,13 +1,16 @@
 """A feed-forward layer of experts."""
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from dovetail import functional
+from dovetail.moe._experts import ExpertModules, ExpertParameters, callable_experts, draw_seed, run_modules, seeded
 from dovetail.moe._operators import Routing, route
+from dovetail.moe._ranks import ExpertRanks
 from torch import Tensor, nn
 
 #: Names of the methods that choose experts.
@@ -17,6 +20,12 @@ ACTIVATIONS = ("swiglu", "gelu", "relu2")
 BALANCED_BY_LOSS = ("top_k", "noisy_top_k")
 #: Added to the scale of the noise of noisy_top_k.
 LEAST_NOISE = 0.01
+#: Replaces smaller sums of scores, as in dovetail/moe/routing.cpp.
+LEAST_SUM = 1e-20
+
+
+def draw_uniform(tensor: Tensor, fan_in: int) -> None:
+    nn.init.uniform_(tensor, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
 
 def activate(h: Tensor, activation: str) -> Tensor:
@@ -37,9 +46,23 @@ class MoELayer(nn.Module):
     In evaluation (``.eval()``) no choice is dropped, unless ``eval_capacity_factor`` is given. Sinkhorn and BASE then
     choose the largest scores. Router noisy_top_k adds no noise. Router balanced goes by the position in the sequence.
 
+    With ``group``, the experts are spread over the ranks of a ProcessGroup. Each rank passes its own tokens, of any
+    number. All ranks call the layer together, and each rank's loss must depend on y.
+
+    - Rank r of n has experts E r // n to E (r + 1) // n - 1. ``up``, ``down`` and the state dict have these numbers.
+      A state dict of all experts can be loaded on every rank.
+    - The router and the shared experts are replicated. With the same seed on all ranks, the parameters are the ones
+      of a layer without a group.
+    - Gradients of experts are sums over the tokens of all ranks. :func:`average_gradients` makes them means, as
+      DistributedDataParallel makes the others.
+    - The mean of the ranks' router losses is the loss of one rank with all tokens. This holds for the load loss and
+      the z-loss. The losses of a gate and of noisy_top_k cover the rank's own tokens.
+    - Capacities and :attr:`load` cover the rank's own tokens.
+    - ``torch.compile`` runs the layer between two graphs. ``torch.export`` refuses it.
+
     Args:
         width: elements per token.
-        ffn_width: inner width of an expert.
+        ffn_width: inner width of an expert. None with ``expert``, unless there are shared experts.
         experts: number of experts.
         k: choices per token.
         activation: ``"swiglu"`` (``up`` holds gate, then up), ``"gelu"`` or ``"relu2"``.
@@ -64,18 +87,22 @@ class MoELayer(nn.Module):
         smooth_load_loss: coefficient of the load loss of noisy_top_k.
         eval_capacity_factor: capacity factor in evaluation; 0: no capacity.
         hash_seed: seed of router ``"hash"``. Layers of a model should have different ones.
+        expert: function that makes an expert, in place of ``ffn_width``, ``activation`` and ``bias``. An expert is any
+            module that maps rows (R, width) to rows of the same shape. It is called once in each forward, with R = 0
+            if no token chose it. The experts are ``layer.experts``, by number.
+        group: ranks of the experts; None: this rank has all.
+        timeout_s: maximum seconds that a rank waits for the others.
         routing: options of :func:`route`; ``drop`` is ``"none"`` (dropless) by default.
 
     Raises:
-        ValueError: an unknown name, options of the router together with ``gate``, or options that the router does not
-            read.
-        RuntimeError: an option of the router does not fit, by name.
+        ValueError: an unknown name, or options that nothing reads.
+        RuntimeError: an option of the router does not fit, by name. Or the ranks' arguments differ.
     """
 
     def __init__(
         self,
         width: int,
-        ffn_width: int,
+        ffn_width: int | None,
         experts: int,
         k: int = 2,
         activation: str = "swiglu",
@@ -94,9 +121,13 @@ class MoELayer(nn.Module):
         smooth_load_loss: float = 0.0,
         eval_capacity_factor: float = 0.0,
         hash_seed: int = 0,
+        expert: Callable[[], nn.Module] | None = None,
+        group: dist.ProcessGroup | None = None,
+        timeout_s: float = 60.0,
         **routing,
     ):
         super().__init__()
+        self.width, self.num_experts = width, experts
         self.k, self.activation, self.method = k, activation, router
         self.load_loss = load_loss if load_loss is not None else 0.01 * (router in BALANCED_BY_LOSS)
         self.z_loss, self.importance_loss, self.smooth_load_loss = z_loss, importance_loss, smooth_load_loss
@@ -105,10 +136,16 @@ class MoELayer(nn.Module):
         self.routing = {"drop": "none", **routing}
         self.gate = gate
         self._check(experts, routing, shared_experts, shared_gate)
-        rows = 2 * ffn_width if activation == "swiglu" else ffn_width
+        self._check_experts(ffn_width, bias, dtype, expert, shared_experts)
+        self._ranks = None if group is None else ExpertRanks(group, timeout_s)
+        if self._ranks is not None:
+            sizes = {"width": width, "ffn_width": ffn_width, "experts": experts, "k": k, "bias": bias, "dtype": dtype}
+            self._ranks.check_equal(self._describe(sizes | {"expert": expert is not None}))
+        own = range(experts) if self._ranks is None else self._ranks.own_experts(experts)
+        rows = 2 * (ffn_width or 0) if activation == "swiglu" else ffn_width
 
-        def matrices(*sizes: int) -> nn.ParameterList:
-            return nn.ParameterList(torch.empty(*sizes, device=device, dtype=dtype) for _ in range(experts))
+        def matrices(given: bool, *sizes: int) -> ExpertParameters:
+            return ExpertParameters(own if given else range(0), experts, *sizes, device=device, dtype=dtype)
 
         def matrix(given: bool, *sizes: int, dtype: torch.dtype | None = dtype) -> nn.Parameter | None:
             return nn.Parameter(torch.empty(*sizes, device=device, dtype=dtype)) if given else None
@@ -118,11 +155,11 @@ class MoELayer(nn.Module):
         self.router_noise = matrix(router == "noisy_top_k", experts, width, dtype=torch.float32)
         has_bias = bias_update_rate is not None
         self.register_buffer("router_bias", torch.zeros(experts, device=device) if has_bias else None)
-        self.up, self.down = matrices(rows, width), matrices(width, ffn_width)
-        self.up_bias = matrices(rows) if bias else nn.ParameterList()
-        self.down_bias = matrices(width) if bias else nn.ParameterList()
-        self.shared_up = matrix(shared_experts > 0, shared_experts * rows, width)
-        self.shared_down = matrix(shared_experts > 0, width, shared_experts * ffn_width)
+        self.up, self.down = matrices(expert is None, rows, width), matrices(expert is None, width, ffn_width)
+        self.up_bias, self.down_bias = matrices(bias, rows), matrices(bias, width)
+        self.experts = None if expert is None else ExpertModules(own, experts, expert)
+        self.shared_up = matrix(shared_experts > 0, *((shared_experts * rows, width) if shared_experts else ()))
+        self.shared_down = matrix(shared_experts > 0, *((width, shared_experts * ffn_width) if shared_experts else ()))
         self.shared_gate = matrix(shared_gate, 1, width)
         #: (E) int64: choices of each expert in training since :meth:`reset_load`, dropped ones included.
         self.load = torch.zeros(experts, dtype=torch.int64, device=device)
@@ -158,14 +195,49 @@ class MoELayer(nn.Module):
             route(torch.zeros(1, experts), self.k, **self._options(training=True))
             route(torch.zeros(1, experts), self.k, **self._options(training=False))
 
+    def _check_experts(self, ffn_width, bias: bool, dtype, expert, shared_experts: int) -> None:
+        by_sizes = expert is None or shared_experts > 0
+        if by_sizes and ffn_width is None:
+            whose = "experts have" if expert is None else "shared experts have"
+            raise ValueError(f"ffn_width is None, but {whose} an inner width; give it")
+        given = {
+            "ffn_width": ffn_width is not None and not by_sizes,
+            "activation": self.activation != "swiglu" and not by_sizes,
+            "dtype": dtype is not None and not by_sizes,
+            "bias": bias and expert is not None,
+        }
+        if any(given.values()):
+            names = ", ".join(name for name, is_given in given.items() if is_given)
+            raise ValueError(f"{names}: nothing reads it, since `expert` makes the experts; leave it out")
+
+    def _describe(self, sizes: dict) -> str:
+        """Options that must be equal on all ranks."""
+        names = ("method", "activation", "load_loss", "z_loss", "importance_loss", "smooth_load_loss")
+        options = sizes | {name: getattr(self, name) for name in names}
+        options |= {name: value for name, value in self.routing.items() if not isinstance(value, Tensor)}
+        return ", ".join(f"{name}={value}" for name, value in options.items())
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """Ranks of the experts."""
+        return None if self._ranks is None else self._ranks.group
+
     def reset_parameters(self) -> None:
-        """Draw all parameters uniformly from ±1 / sqrt(fan-in), as ``torch.nn.Linear`` does. The bias becomes zero."""
+        """Draw all parameters uniformly from ±1 / sqrt(fan-in), as ``torch.nn.Linear`` does. The bias becomes zero.
+
+        Experts that are modules keep their parameters.
+        """
         alone = [self.router, self.router_noise, self.shared_up, self.shared_down, self.shared_gate]
-        for weight in [*(w for w in alone if w is not None), *self.up, *self.down]:
-            nn.init.uniform_(weight, -1 / math.sqrt(weight.shape[1]), 1 / math.sqrt(weight.shape[1]))
-        for weights, biases in [(self.up, self.up_bias), (self.down, self.down_bias)]:
-            for weight, bias in zip(weights, biases, strict=False):
-                nn.init.uniform_(bias, -1 / math.sqrt(weight.shape[1]), 1 / math.sqrt(weight.shape[1]))
+        for weight in alone:
+            if weight is not None:
+                draw_uniform(weight, weight.shape[1])
+        seed = draw_seed()
+        for e in self.up.own:
+            with seeded(seed, e):
+                for weights, biases in [(self.up, self.up_bias), (self.down, self.down_bias)]:
+                    draw_uniform(weights[e], weights[e].shape[1])
+                    if len(biases) > 0:
+                        draw_uniform(biases[e], weights[e].shape[1])
         if self.router_bias is not None:
             self.router_bias.zero_()
 
@@ -231,21 +303,39 @@ class MoELayer(nn.Module):
             options |= {"router": "top_k", "chosen": self._in_turn(len(x), length, x.device)}
         if self.method != "noisy_top_k" or not self.training:
             routing = route(logits, self.k, **options)
-            return routing, self._loss_of(routing)
+            return routing, self._loss_of(routing, logits)
         scale = F.softplus(functional.linear(x, self.router_noise.to(x.dtype))) + LEAST_NOISE
         noise = torch.randn_like(logits)
         routing = route(logits + noise * scale, self.k, **options)
-        loss = self._loss_of(routing)
+        loss = self._loss_of(routing, logits + noise * scale)
         if self.importance_loss:
-            importance = torch.ops.dovetail.moe_importance_loss(routing.weight, routing.expert, len(self.up))
+            importance = torch.ops.dovetail.moe_importance_loss(routing.weight, routing.expert, self.num_experts)
             loss = loss + self.importance_loss * importance
         if self.smooth_load_loss:
             smooth = torch.ops.dovetail.moe_smooth_load_loss(logits, noise, scale, self.k)
             loss = loss + self.smooth_load_loss * smooth
         return routing, loss
 
-    def _loss_of(self, routing: Routing) -> Tensor:
-        return self.load_loss * routing.load_loss + self.z_loss * routing.z_loss
+    def _loss_of(self, routing: Routing, logits: Tensor | None = None) -> Tensor:
+        """Loss of a routing by ``logits``; None: by a gate."""
+        load_loss, z_loss = routing.load_loss, routing.z_loss
+        if self._ranks is not None and logits is not None and (self.load_loss or self.z_loss):
+            load_loss, z_loss = self._losses_over_ranks(routing, logits)
+        return self.load_loss * load_loss + self.z_loss * z_loss
+
+    def _losses_over_ranks(self, routing: Routing, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Load loss and z-loss of this rank's tokens. Their means over the ranks are the losses of all tokens."""
+        counted = routing.expert if self.routing.get("aux") == "all_choices" else routing.expert[:, :1]
+        count = counted.flatten().bincount(minlength=self.num_experts)
+        sums = self._ranks.sum(torch.cat([count, count.new_tensor([len(logits)])])).to(logits.dtype)
+        count, tokens = sums[:-1], sums[-1].clamp(min=1)
+        share = dist.get_world_size(self.group) * len(logits) / tokens
+        if self.routing.get("sequence", 0) > 0:
+            return share * routing.load_loss, share * routing.z_loss
+        scores = logits.softmax(1) if self.routing.get("score", "softmax") == "softmax" else logits.sigmoid()
+        mean_score = (scores / scores.sum(1, True).clamp(min=LEAST_SUM)).sum(0) / tokens
+        relative_load = count * (self.num_experts / count.sum().clamp(min=1))
+        return dist.get_world_size(self.group) * relative_load.dot(mean_score), share * routing.z_loss
 
     def _by_experts(self, logits: Tensor) -> tuple[Routing, Tensor]:
         """Each expert takes its ceil(T k / E) best tokens. A token has a choice of each expert; most are dropped."""
@@ -259,18 +349,19 @@ class MoELayer(nn.Module):
         weight = torch.where(slot >= 0, scores * self.routing.get("scale", 1.0), 0.0)
         load = torch.full((experts,), slots, device=logits.device)
         z_loss = logits.logsumexp(1).square().mean() if count > 0 else logits.sum()
-        return Routing(expert, slot, weight, load, logits.new_zeros(()), z_loss), self.z_loss * z_loss
+        routing = Routing(expert, slot, weight, load, logits.new_zeros(()), z_loss)
+        return routing, self._loss_of(routing, logits)
 
     def _in_turn(self, count: int, length: int, device: torch.device) -> Tensor:
         """Experts by the position in the sequence: choice j at t is (t k + j) mod E."""
         position = torch.arange(count, device=device)[:, None] % length
-        return (position * self.k + torch.arange(self.k, device=device)) % len(self.up)
+        return (position * self.k + torch.arange(self.k, device=device)) % self.num_experts
 
     def _by_hash(self, x: Tensor, tokens: Tensor | None) -> tuple[Routing, Tensor]:
         if tokens is None or tokens.numel() != len(x):
             raise ValueError(f'router="hash" needs the ids of the {len(x)} tokens: layer(x, tokens)')
-        chosen = torch.ops.dovetail.moe_hash(tokens.reshape(-1).cpu(), len(self.up), self.k, self.hash_seed)
-        routing = route(x.new_zeros(len(x), len(self.up)), self.k, drop="none", chosen=chosen.to(x.device))
+        chosen = torch.ops.dovetail.moe_hash(tokens.reshape(-1).cpu(), self.num_experts, self.k, self.hash_seed)
+        routing = route(x.new_zeros(len(x), self.num_experts), self.k, drop="none", chosen=chosen.to(x.device))
         weight = torch.full_like(routing.weight, self.routing.get("scale", 1.0) / self.k)
         return routing._replace(weight=weight), x.new_zeros(())
 
@@ -288,28 +379,107 @@ class MoELayer(nn.Module):
         Returns:
             y, and the sum of the router's losses times their coefficients, a scalar.
         """
+        if self._ranks is None:
+            return self._compute(x, tokens)
+        if torch.compiler._is_exporting_flag:  # is_exporting() is also true under torch.compile
+            raise RuntimeError(
+                "MoELayer: experts of other ranks cannot be exported; load the state dicts of all ranks into a layer "
+                "without a group, and export that"
+            )
+        return self._compute_over_ranks(x, tokens)
+
+    @torch.compiler.disable(reason="MoELayer with a group exchanges rows with other ranks, which no graph contains")
+    def _compute_over_ranks(self, x: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
+        if x.is_meta:
+            raise RuntimeError("MoELayer: a layer with a group has no shapes on the meta device; leave group out there")
+        in_data_parallel = nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None
+        if in_data_parallel and not all(hasattr(p, "_ddp_ignored") for p in expert_parameters(self).values()):
+            raise RuntimeError(
+                "MoELayer: DistributedDataParallel would average experts that differ between ranks; before it, call "
+                "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, "
+                "list(dovetail.moe.expert_parameters(model)))"
+            )
+        return self._compute(x, tokens)
+
+    def _compute(self, x: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor]:
         rows = x.reshape(-1, x.shape[-1])
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             routing, loss = self._route(
                 rows if x.dtype == torch.float64 else rows.float(), x.shape[-2] if x.dim() > 1 else 1, tokens
             )
-        y = torch.ops.dovetail.moe_experts(
-            rows,
-            routing.weight,
-            routing.expert,
-            routing.slot,
-            list(self.up),
-            list(self.down),
-            list(self.up_bias),
-            list(self.down_bias),
-            self.activation,
-        )
+        y = self._run_experts(rows, routing)
         if self.shared_up is not None:
             y = y + self._shared(rows)
-        if self.training and not torch.compiler.is_exporting():
+        if self.training and not torch.compiler._is_exporting_flag:
             self.load.add_(routing.count)
         return y.to(x.dtype).reshape(x.shape), loss
 
+    def _run_experts(self, x: Tensor, routing: Routing) -> Tensor:
+        choices = x, routing.weight, routing.expert, routing.slot
+        lists = [list(matrices) for matrices in (self.up, self.down, self.up_bias, self.down_bias)]
+        if self._ranks is None:
+            if self.experts is not None:
+                return run_modules(self.experts, x, routing)
+            return torch.ops.dovetail.moe_experts(*choices, *lists, self.activation)
+        ranks = self.num_experts, self._ranks.engine
+        if self.experts is None:
+            return torch.ops.dovetail.moe_parallel_experts(*choices, *lists, self.activation, *ranks)
+        with callable_experts(self.experts) as call:
+            return torch.ops.dovetail.moe_parallel_modules(*choices, call, *ranks)
+
     def extra_repr(self) -> str:
-        width, choices = self.down[0].shape[0], "" if self.gate else f"router={self.method}, k={self.k}, "
-        return f"width={width}, experts={len(self.up)}, {choices}activation={self.activation}"
+        choices = "" if self.gate else f"router={self.method}, k={self.k}, "
+        of_experts = f"activation={self.activation}" if self.experts is None else "expert=modules"
+        ranks = "" if self._ranks is None else f", ranks={dist.get_world_size(self.group)}"
+        return f"width={self.width}, experts={self.num_experts}, {choices}{of_experts}{ranks}"
+
+
+def _spread_layers(model: nn.Module) -> list[tuple[str, MoELayer]]:
+    return [(n, m) for n, m in model.named_modules() if isinstance(m, MoELayer) and m.group is not None]
+
+
+def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of a model that this rank alone has, by name: the experts of layers with a ``group``.
+
+    DistributedDataParallel and FSDP2 leave them alone if they get this list:
+
+    >>> names = list(dovetail.moe.expert_parameters(model))
+    >>> DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    >>> fully_shard(model, ignored_params=set(dovetail.moe.expert_parameters(model).values()))
+
+    Args:
+        model: module with any number of :class:`MoELayer`.
+
+    Returns:
+        Parameters by their name in ``model.named_parameters()``.
+    """
+    found = {}
+    for name, layer in _spread_layers(model):
+        for part in ("up", "down", "up_bias", "down_bias", "experts"):
+            module = getattr(layer, part)
+            if module is not None:
+                found |= dict(module.named_parameters(".".join(filter(None, [name, part]))))
+    return found
+
+
+@torch.no_grad()
+def average_gradients(model: nn.Module, replicas: dist.ProcessGroup | None = None) -> None:
+    """Make the gradients of :func:`expert_parameters` means over ranks, as DistributedDataParallel makes the others.
+
+    A layer's backward sums the gradients of an expert over the tokens of its group. This divides them by the number of
+    ranks. Results then equal the ones of one rank that has all tokens and the mean of the ranks' losses. Call it once
+    for each optimizer step, between backward and the step.
+
+    Args:
+        model: module with any number of :class:`MoELayer`.
+        replicas: ranks that have the same experts, one of each of several groups. Gradients are first summed over
+            them. None: no other rank has them.
+    """
+    for _, layer in _spread_layers(model):
+        ranks = dist.get_world_size(layer.group) * (1 if replicas is None else dist.get_world_size(replicas))
+        for parameter in expert_parameters(layer).values():
+            if parameter.grad is None:
+                continue
+            if replicas is not None:
+                dist.all_reduce(parameter.grad, group=replicas)
+            parameter.grad /= ranks

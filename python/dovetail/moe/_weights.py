@@ -18,7 +18,8 @@ SHARED = ("gate_proj", "up_proj", "down_proj")
 def _check(layer: MoELayer, layout: str) -> None:
     if layout not in LAYOUTS:
         raise ValueError(f'layout "{layout}" is none of {", ".join(LAYOUTS)}')
-    if layer.activation != "swiglu" or len(layer.up_bias) > 0 or layer.router is None:
+    builtin = layer.activation == "swiglu" and layer.experts is None
+    if not builtin or len(layer.up_bias) > 0 or layer.router is None:
         raise ValueError(f'layout "{layout}" has experts of SwiGLU without biases and a router; the layer has others')
     shared = LAYOUTS[layout][1]
     if layer.shared_up is not None and shared is None:
@@ -29,6 +30,24 @@ def _check(layer: MoELayer, layout: str) -> None:
         raise ValueError(f'layout "{layout}" has no selection bias, but the layer has')
 
 
+def _names_of(e: int, parts: tuple[str, ...], up: Tensor, down: Tensor) -> dict[str, Tensor]:
+    """Matrices of expert e by name."""
+    return {f"experts.{e}.{n}.weight": t for n, t in zip(parts, [*up.chunk(2), down], strict=True)}
+
+
+def _unstacked(tensors: Mapping[str, Tensor], parts: tuple[str, ...], experts: int) -> dict[str, Tensor]:
+    """Tensors expert by expert."""
+    stacks = {name: tensors.get(name) for name in ("experts.gate_up_proj", "experts.down_proj")}
+    for name, stack in stacks.items():
+        if stack is None or len(stack) != experts:
+            found = "missing" if stack is None else f"of {len(stack)} experts"
+            raise ValueError(f"{name} is {found}, but the layer has {experts} experts")
+    made = {name: tensor for name, tensor in tensors.items() if name not in stacks}
+    for e, (up, down) in enumerate(zip(*stacks.values(), strict=True)):
+        made |= _names_of(e, parts, up, down)
+    return made
+
+
 def weights_of(layer: MoELayer, layout: str, stacked: bool = False) -> dict[str, Tensor]:
     """Return the weights of a layer as a layout names them, relative to the mixture block.
 
@@ -36,10 +55,11 @@ def weights_of(layer: MoELayer, layout: str, stacked: bool = False) -> dict[str,
         layer: layer with activation ``"swiglu"`` and without biases of experts.
         layout: ``"mixtral"``, ``"deepseek"`` (V2 and V3) or ``"qwen"`` (Qwen2-MoE and Qwen3-MoE).
         stacked: False: a matrix for each expert, as in checkpoints on the Hugging Face Hub. True: as in modules of
-            transformers 5, ``experts.gate_up_proj`` (E, 2 ffn_width, width) and ``experts.down_proj``.
+            transformers 5, ``experts.gate_up_proj`` (E, 2 ffn_width, width) and ``experts.down_proj``. A layer with a
+            ``group`` has no stacked weights.
 
     Returns:
-        Detached tensors by name.
+        Detached tensors by name. A layer with a ``group`` gives the experts of this rank.
 
     Raises:
         ValueError: an unknown layout, or one that lacks a part of the layer.
@@ -47,13 +67,14 @@ def weights_of(layer: MoELayer, layout: str, stacked: bool = False) -> dict[str,
     _check(layer, layout)
     parts, shared = LAYOUTS[layout]
     found = {"gate.weight": layer.router.detach()}
+    if stacked and len(layer.up) < layer.num_experts:
+        raise ValueError(f"stacked=True needs all {layer.num_experts} experts; this rank has {len(layer.up)}")
     if stacked:
         found["experts.gate_up_proj"] = torch.stack([up.detach() for up in layer.up])
         found["experts.down_proj"] = torch.stack([down.detach() for down in layer.down])
     else:
-        for e, (both, down) in enumerate(zip(layer.up, layer.down, strict=True)):
-            for name, tensor in zip(parts, [*both.detach().chunk(2), down.detach()], strict=True):
-                found[f"experts.{e}.{name}.weight"] = tensor
+        for e in layer.up.own:
+            found |= _names_of(e, parts, layer.up[e].detach(), layer.down[e].detach())
     if layer.router_bias is not None:
         found["gate.e_score_correction_bias"] = layer.router_bias.detach()
     if layer.shared_up is not None:
@@ -68,6 +89,8 @@ def weights_of(layer: MoELayer, layout: str, stacked: bool = False) -> dict[str,
 def load_weights(layer: MoELayer, tensors: Mapping[str, Tensor], layout: str) -> None:
     """Copy weights into a layer; the inverse of :func:`weights_of`.
 
+    A layer with a ``group`` takes its own experts. It passes over the others.
+
     Args:
         layer: layer of the same sizes.
         tensors: tensors by name, relative to the mixture block, stacked or expert by expert. Mixtral's block may be
@@ -77,8 +100,11 @@ def load_weights(layer: MoELayer, tensors: Mapping[str, Tensor], layout: str) ->
     Raises:
         ValueError: a tensor is missing, unknown or of another shape, by name.
     """
-    stacked = "experts.gate_up_proj" in tensors
-    own = weights_of(layer, layout, stacked)
+    own = weights_of(layer, layout)
+    if "experts.gate_up_proj" in tensors:
+        tensors = _unstacked(tensors, LAYOUTS[layout][0], layer.num_experts)
+    elsewhere = tuple(f"experts.{e}." for e in range(layer.num_experts) if e not in layer.up.own)
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(elsewhere)}
     missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     if missing or unknown:
         raise ValueError(
@@ -93,14 +119,7 @@ def load_weights(layer: MoELayer, tensors: Mapping[str, Tensor], layout: str) ->
         if own[name].shape != tensor.shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but the layer needs {tuple(own[name].shape)}")
     for name, tensor in tensors.items():
-        if name == "experts.gate_up_proj":
-            for up, given in zip(layer.up, tensor, strict=True):
-                up.copy_(given)
-        elif name == "experts.down_proj":
-            for down, given in zip(layer.down, tensor, strict=True):
-                down.copy_(given)
-        else:
-            own[name].copy_(tensor)  # a view of the layer's parameter
+        own[name].copy_(tensor)  # a view of the layer's parameter
 
 
 def from_transformers(block: nn.Module) -> tuple[MoELayer, str]:
