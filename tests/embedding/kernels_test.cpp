@@ -13,6 +13,7 @@
 #undef __launch_bounds__
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
