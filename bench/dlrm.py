@@ -16,12 +16,14 @@ GPU is `--device cuda --rows 1000000 --dim 64 --batch 65536`. Sides:
 - torch compiled: like torch, and `torch.compile` for the dense part
 - FBGEMM: `SplitTableBatchedEmbeddingBagsCodegen` with row-wise Adagrad, and the compiled dense part. `--peers` installs
   PyPI fbgemm-gpu-cpu for `--device cpu`; on a GPU an installed fbgemm_gpu is used
+- torchrec: a sharded `EmbeddingBagCollection` with row-wise Adagrad in `TrainPipelineSparseDist`, one rank, and the
+  compiled dense part. `--peers` installs PyPI torchrec for `--device cpu`; on a GPU an installed one is used
 
 The peers' batches lie ready on the device, so their input costs nothing. Sides take turns within a round. A side's
 samples/s are from the second half of its steps, and its best round counts. Claims:
 
 - dovetail with Adagrad against the fastest side of torch: at least as fast on a CPU, twice as fast on a GPU
-- dovetail with row-wise Adagrad is at least as fast as FBGEMM
+- dovetail with row-wise Adagrad is at least as fast as FBGEMM, and as torchrec's pipeline
 - with `--tiers` on a GPU: an eighth of the rows there is at least 0.7 times as fast as all rows there
 - all sides end with the same loss, to 0.01
 
@@ -29,8 +31,10 @@ Exit code 1 when one does not hold. `--without-kernel` trains with DOVETAIL_DISA
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
+import logging
 import os
 import pathlib
 import statistics
@@ -38,11 +42,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 
 import numpy as np
 import pyarrow as pa
 import torch
-from peers import FBGEMM, add_peers, machine
+from peers import FBGEMM, TORCHREC, add_peers, machine
 from pyarrow import parquet
 from torch import Tensor, nn
 
@@ -79,10 +84,12 @@ class Ours:
         columns = [f'  {{ columns = ["c{i}"], ids = "integer", num_rows = {options.rows} }},' for i in range(count)]
         sparse = "\n".join(columns)
         dense = ", ".join(f'"x{i}"' for i in range(DENSE))
+        # A grain of 256 keeps activations in a CPU's caches. A GPU takes the whole batch at once, as its peers do.
+        grain = f"grain = {options.batch}\n" if options.device == "cuda" else ""
         self.config = folder / f"{optimizer}-{memory_bytes}.toml"
         self.config.write_text(
             f'[run]\ndevice = "{options.device}"\nthreads = {options.threads}\n\n[recommender]\nmodel = "dlrm"\n'
-            f"dim = {options.dim}\nbottom = {BOTTOM}\ndeep = {TOP}\n\n"
+            f"dim = {options.dim}\nbottom = {BOTTOM}\ndeep = {TOP}\n{grain}\n"
             f'[rows]\nfiles = ["{folder}/rows.parquet"]\nlabel = "label"\nshuffle_window = 1\n'
             f"validation_fraction = 0\ndense = [{{ columns = [{dense}] }}]\nsparse = [\n{sparse}]\n\n"
             f'[embedding]\noptimizer = "{optimizer}"\nlr = {TABLE_LR}\nmemory_bytes = {memory_bytes}\n\n'
@@ -219,6 +226,114 @@ class Peer:
         return options.batch * (options.steps - half) / seconds, torch.stack(losses[half:]).mean().item()
 
 
+class Pipeline:
+    """TorchRec's pipeline: the ids of the next batches are distributed while this one computes."""
+
+    def __init__(self, rows: dict[str, np.ndarray], options):
+        self.options = options
+        self.parts = [np.split(rows[name], options.steps) for name in ("dense", "ids", "label")]
+
+    def train(self) -> tuple[float, float]:
+        import torch.distributed as dist
+        from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+        from torchrec.distributed.model_parallel import DistributedModelParallel
+        from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+        from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+        from torchrec.distributed.types import ShardingEnv
+        from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+        from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+        from torchrec.streamable import Pipelineable
+
+        options, device = self.options, torch.device(self.options.device)
+        torch.set_num_threads(options.threads)
+        torch.manual_seed(0)
+        names = [f"c{i}" for i in range(options.features)]
+
+        @dataclasses.dataclass
+        class Batch(Pipelineable):
+            dense: Tensor
+            sparse: KeyedJaggedTensor
+            label: Tensor
+
+            def to(self, device, non_blocking=False):
+                parts = (self.dense, self.sparse, self.label)
+                return Batch(*(part.to(device, non_blocking=non_blocking) for part in parts))
+
+            def record_stream(self, stream):
+                for part in (self.dense, self.sparse, self.label):
+                    part.record_stream(stream)
+
+            def pin_memory(self):
+                return Batch(self.dense.pin_memory(), self.sparse.pin_memory(), self.label.pin_memory())
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                configs = [
+                    EmbeddingBagConfig(
+                        name=f"table_{name}",
+                        embedding_dim=options.dim,
+                        num_embeddings=options.rows,
+                        feature_names=[name],
+                        weight_init_min=-(options.rows**-0.5),
+                        weight_init_max=options.rows**-0.5,
+                    )
+                    for name in names
+                ]
+                self.tables = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+                self.dense_part = DensePart(options.features, options.dim).to(device)
+
+            def forward(self, batch):
+                rows = self.tables(batch.sparse).values().view(-1, options.features, options.dim)
+                logits = self.dense_part(batch.dense, rows)
+                loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.label)
+                return loss, loss.detach()
+
+        sparse = [
+            KeyedJaggedTensor(
+                keys=names,
+                values=torch.from_numpy(np.ascontiguousarray(ids.T).reshape(-1)),
+                lengths=torch.ones(options.features * options.batch, dtype=torch.int32),
+            )
+            for ids in self.parts[1]
+        ]
+        batches = [
+            Batch(torch.from_numpy(dense), ids, torch.from_numpy(label)).to(device)
+            for dense, ids, label in zip(self.parts[0], sparse, self.parts[2], strict=True)
+        ]
+        backend = "nccl" if options.device == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            model, sharders = Model(), [EmbeddingBagCollectionSharder()]
+            adagrad = {"lr": TABLE_LR, "eps": 1e-8}
+            apply_optimizer_in_backward(RowWiseAdagrad, model.tables.parameters(), adagrad)
+            planner = EmbeddingShardingPlanner(topology=Topology(world_size=1, compute_device=options.device))
+            sharded = DistributedModelParallel(
+                model,
+                env=ShardingEnv.from_process_group(dist.group.WORLD),
+                device=device,
+                plan=planner.plan(model, sharders),
+                sharders=sharders,
+                init_data_parallel=False,
+            )
+            optimizer = torch.optim.AdamW(model.dense_part.parameters(), lr=LR, weight_decay=0, fused=True)
+            pipeline = TrainPipelineSparseDist(sharded, optimizer, device)
+            losses, half, begin, source = [], options.steps // 2, 0.0, iter(batches)
+            for index in range(options.steps):
+                if index == half:
+                    synchronize(options)
+                    begin = time.perf_counter()
+                losses.append(pipeline.progress(source))
+                if index == 0:  # the pipeline has traced the model
+                    model.dense_part.compile()
+            synchronize(options)
+            seconds = time.perf_counter() - begin
+        finally:
+            dist.destroy_process_group()
+        return options.batch * (options.steps - half) / seconds, torch.stack(losses[half:]).mean().item()
+
+
 def synchronize(options) -> None:
     if options.device == "cuda":
         torch.cuda.synchronize()
@@ -234,6 +349,19 @@ def has_fbgemm(options) -> bool:
     return True
 
 
+def why_no_torchrec(options) -> str:
+    """Why TorchRec cannot be a side; empty if it can."""
+    if options.device == "cpu" and not add_peers("torchrec", TORCHREC, options.peers):
+        return "it is not installed; --peers installs it for a CPU"
+    logging.disable(logging.WARNING)  # about versions, which are pinned
+    warnings.filterwarnings("ignore", module="torchrec")
+    try:
+        import torchrec  # noqa: F401
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"it does not load: {error}"
+    return ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -244,7 +372,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--peers", action="store_true", help="install FBGEMM for the CPU in the cache folder")
+    parser.add_argument("--peers", action="store_true", help="install FBGEMM and TorchRec for a CPU")
     parser.add_argument("--tiers", action="store_true", help="also train with an eighth of the rows in memory")
     parser.add_argument("--without-kernel", action="store_true", help="tables by ATen operators")
     parser.add_argument("--out", help="also write the result as JSON")
@@ -266,6 +394,9 @@ def main() -> int:
         sides["torch compiled"] = Peer(lambda o: Bags(o, sparse=True), True, rows, options)
         if has_fbgemm(options):
             sides["FBGEMM"] = Peer(TableBatched, True, rows, options)
+        no_torchrec = why_no_torchrec(options)
+        if not no_torchrec:
+            sides["rec pipeline"] = Pipeline(rows, options)
         rates: dict[str, list[float]] = {side: [] for side in sides}
         losses: dict[str, float] = {}
         for index in range(options.rounds):
@@ -291,6 +422,11 @@ def main() -> int:
         claims.append((f"dovetail rowwise_adagrad is {ratio:.2f} of FBGEMM, at least 1", ratio >= 1))
     else:
         print("FBGEMM is not installed; --peers installs it for a CPU")
+    if no_torchrec:
+        print(f"torchrec's pipeline is no side: {no_torchrec}")
+    else:
+        ratio = best["dovetail rowwise_adagrad"] / best["rec pipeline"]
+        claims.append((f"dovetail rowwise_adagrad is {ratio:.2f} of torchrec's pipeline, at least 1", ratio >= 1))
     if options.tiers:
         ratio = best["dovetail tiers"] / best["dovetail rowwise_adagrad"]
         words = f"with an eighth of the rows in memory, the rate is {ratio:.2f} of the rate with all"

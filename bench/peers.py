@@ -16,7 +16,7 @@ CLUSTERING = [
     "tcmlib==1.6.0",
 ]
 FBGEMM = ["fbgemm-gpu-cpu==1.6.0"]
-# torchrec's reader of Criteo's files, and what importing it needs beside the environment.
+# torchrec, and what importing it needs beside the environment.
 TORCHREC = [
     "torchrec==1.6.1",
     *FBGEMM,

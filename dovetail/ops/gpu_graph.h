@@ -25,4 +25,9 @@ class GpuGraph {
   void* graph_;
 };
 
+/// Records work, and returns a function that runs it again on the same tensors.
+using WorkRecorder = std::function<std::function<void()>(const std::function<void()>& work)>;
+/// WorkRecorder that makes a GpuGraph.
+std::function<void()> record_gpu_graph(const std::function<void()>& work);
+
 }  // namespace dovetail::ops

@@ -642,7 +642,7 @@ OTHERS = [
     ("rows", ["model.preset=llama-1b"], "model.preset"),
     ("gpt", ["run.start_from=old"], "run.start_from"),
     ("rows", ["run.start_optimizer=new"], "run.start_optimizer"),
-    ("rows", ["run.cuda_graph=off"], "run.cuda_graph"),
+    ("images", ["run.cuda_graph=off"], "run.cuda_graph"),
     ("rows", ["run.attention=flash"], "run.attention"),
     ("rows", ["eval.max_tokens=5"], "eval.max_tokens"),
     ("rows", ["rows.validation_fraction=0", "eval.every_steps=2"], "eval.every_steps"),

@@ -13,10 +13,13 @@
 #undef __launch_bounds__
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "dovetail/embedding/pack/lookup_cuda.h"
 #include "tests/embedding/testing.h"
@@ -62,71 +65,57 @@ at::Tensor pool_by_kernel(const PackedTables& tables, const Jagged& batch) {
   return y;
 }
 
-/// Runs the second half of an update. The first half follows from its definition. It lists the
-/// occurrences of all micro-batches in the order of samples, features and places in the bag. Then
-/// it sorts them by row.
-void update_by_kernel(PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {
-  const PackLayout layout(tables);
-  const int64_t features = layout.pack.num_features;
-  const std::vector<uint64_t> keys_of_rounding = rounding_keys(tables);
-  std::vector<CudaGradient> parts;
-  std::vector<uint32_t> rows;
-  std::vector<CudaOccurrence> listed;
-  int64_t bags = 0;
-  for (const auto& [batch, gradient] : micro_batches) {
-    const CudaBatch in = cuda_batch(batch);
-    parts.push_back({.batch = in,
-                     .gradient = gradient.const_data_ptr<float>(),
-                     .gradient_stride = gradient.stride(0),
-                     .first_bag = bags,
-                     .first_id = std::ssize(listed)});
+/// Lists the occurrences of all micro-batches in the order of samples, features and places in the
+/// bag.
+void list_by_definition(const CudaUpdateProblem& p) {
+  size_t next = 0;
+  for (const CudaGradient& part : std::span(p.parts, static_cast<size_t>(p.num_parts))) {
+    const CudaBatch& in = part.batch;
     for (int64_t sample = 0; sample < in.samples; ++sample)
-      for (int64_t f = 0; f < features; ++f) {
-        const CudaFeature& feature = layout.features[static_cast<size_t>(f)];
+      for (int64_t f = 0; f < p.pack.num_features; ++f) {
+        const CudaFeature& feature = p.pack.features[f];
         const int64_t begin = in.offsets[f * in.samples + sample],
                       end = in.offsets[f * in.samples + sample + 1];
         const float mean = feature.mean && end > begin ? 1.0f / static_cast<float>(end - begin) : 1;
         for (int64_t i = begin; i < end; ++i) {
-          rows.push_back(static_cast<uint32_t>(
-              layout.tables[static_cast<size_t>(feature.table)].first_row + in.values[i]));
-          listed.push_back({static_cast<uint32_t>(bags + sample * features + f),
-                            (in.weights == nullptr ? 1 : in.weights[i]) * mean});
+          p.keys[next] =
+              static_cast<uint32_t>(p.pack.tables[feature.table].first_row + in.values[i]);
+          p.occurrences[next++] = {
+              static_cast<uint32_t>(part.first_bag + sample * p.pack.num_features + f),
+              (in.weights == nullptr ? 1 : in.weights[i]) * mean};
         }
       }
-    bags += in.samples * features;
   }
-  std::vector<size_t> order(rows.size());
+}
+
+/// Does the first half of an update by its definition. Lists the occurrences unless the caller has
+/// listed them, and sorts them by row. The kernels do the second half.
+void update_by_definition(const CudaUpdateProblem& p) {
+  const auto count = static_cast<size_t>(p.count);
+  const std::span parts(p.parts, static_cast<size_t>(p.num_parts));
+  if (std::ranges::any_of(parts, [](const CudaGradient& part) { return part.batch.samples > 0; }))
+    list_by_definition(p);
+  std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, {}, [&](size_t i) { return rows[i]; });
-  std::vector<uint32_t> keys, begins, long_rows(rows.size()), counts(2);
-  std::vector<CudaOccurrence> occurrences;
-  for (const size_t i : order) {
-    if (keys.empty() || keys.back() != rows[i])
-      begins.push_back(static_cast<uint32_t>(keys.size()));
-    keys.push_back(rows[i]);
-    occurrences.push_back(listed[i]);
+  std::ranges::stable_sort(order, {}, [&](size_t i) { return p.keys[i]; });
+  for (size_t i = 0; i < count; ++i) {
+    p.sorted_keys[i] = p.keys[order[i]];
+    p.sorted_occurrences[i] = p.occurrences[order[i]];
+    if (i == 0 || p.sorted_keys[i] != p.sorted_keys[i - 1])
+      p.row_begins[p.counts[0]++] = static_cast<uint32_t>(i);
   }
-  counts[0] = static_cast<uint32_t>(begins.size());
-  cuda::update_rows({.pack = layout.pack,
-                     .scalars = update_scalars(tables.spec().optimizer, tables.steps() + 1),
-                     .rounding_keys = keys_of_rounding.data(),
-                     .num_parts = std::ssize(parts),
-                     .parts = parts.data(),
-                     .parts_on_gpu = parts.data(),
-                     .bags = bags,
-                     .count = std::ssize(keys),
-                     .row_bits = 32,
-                     .bag_begins = nullptr,
-                     .keys = nullptr,
-                     .sorted_keys = keys.data(),
-                     .occurrences = nullptr,
-                     .sorted_occurrences = occurrences.data(),
-                     .row_begins = begins.data(),
-                     .long_rows = long_rows.data(),
-                     .counts = counts.data(),
-                     .scratch = nullptr,
-                     .scratch_bytes = 0},
-                    nullptr);
+  cuda::update_rows(p, nullptr);
+}
+
+constexpr CudaKernels kOnTheCpu = {
+    .check = nullptr,
+    .pool = nullptr,
+    .update_scratch = [](int64_t, int64_t, int) { return size_t{0}; },
+    .update = update_by_definition,
+    .move = nullptr};
+
+void update_by_kernel(PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {
+  update_on_gpu(tables, micro_batches, kOnTheCpu);
   tables.set_steps(tables.steps() + 1);
 }
 
@@ -210,6 +199,62 @@ TEST(EmbeddingKernels, UpdateAsTheCpu) {
           expect_close(gpu.packed_state(t), cpu.packed_state(t).to(at::kDouble), 2e-6, "state");
       }
     }
+}
+
+/// Gradients of single rows from two ranks, as RowTransfer reads them. Rows occur more than once.
+/// The last table has none.
+std::vector<RowGradients> single_rows(const PackSpec& spec, uint64_t seed) {
+  std::vector<RowGradients> ranks(2);
+  auto generator = at::detail::createCPUGenerator(seed);
+  for (int64_t r = 0; r < 2; ++r) {
+    for (size_t t = 0; t < spec.tables.size(); ++t) {
+      const int64_t count = t + 1 == spec.tables.size() ? 0 : 20 * r + 7;
+      auto& [rows, gradients] = ranks[static_cast<size_t>(r)];
+      rows.push_back(at::randint(spec.tables[t].rows, {count}, generator, at::kLong));
+      gradients.push_back(normal({count, spec.tables[t].dim}, 10 * seed + t));
+    }
+  }
+  return ranks;
+}
+
+/// Dims with divisors 1 and 4, and equal dims.
+TEST(EmbeddingKernels, UpdateSingleRowsAsTheCpu) {
+  for (const OptimizerKind kind : kKinds)
+    for (const std::vector<int64_t>& dims :
+         {std::vector<int64_t>{16, 5, 64, 260, 1024}, {16, 4, 64, 260, 8}, {32, 32, 32, 32, 32}})
+      for (const RowDtype dtype : {RowDtype::kFloat32, RowDtype::kBFloat16}) {
+        SCOPED_TRACE(fmt::format("optimizer {}, dims {}, {}", static_cast<int>(kind),
+                                 fmt::join(dims, " "), name(dtype)));
+        PackSpec spec = spec_of(kind, dtype, true);
+        for (size_t t = 0; t < dims.size(); ++t) spec.tables[t].dim = dims[t];
+        PackedTables cpu(spec), gpu(spec);
+        for (uint64_t step = 1; step <= (dtype == RowDtype::kFloat32 ? 3 : 1); ++step) {
+          const std::vector<RowGradients> ranks = single_rows(spec, step);
+          update_single_rows(cpu, ranks);
+          update_single_rows_on_gpu(gpu, ranks, kOnTheCpu);
+          gpu.set_steps(gpu.steps() + 1);
+        }
+        const double tolerance = dtype == RowDtype::kFloat32 ? 2e-6 : 0x1p-7;
+        for (int64_t t = 0; t < 5; ++t) {
+          expect_close(gpu.weight(t), cpu.weight(t).to(at::kDouble), tolerance, "rows");
+          if (kind != OptimizerKind::kSgd)
+            expect_close(gpu.packed_state(t), cpu.packed_state(t).to(at::kDouble), 2e-6, "state");
+        }
+      }
+}
+
+TEST(EmbeddingKernels, UpdateOfNoSingleRowsChangesNothing) {
+  const PackSpec spec = spec_of(OptimizerKind::kAdam, RowDtype::kFloat32, true);
+  PackedTables tables(spec);
+  const at::Tensor before = tables.weight(0).clone();
+  RowGradients none;
+  for (const TableSpec& table : spec.tables) {
+    none.rows.push_back(at::empty({0}, at::kLong));
+    none.gradient.push_back(at::empty({0, table.dim}));
+  }
+  update_single_rows_on_gpu(tables, {none, none}, kOnTheCpu);
+  update_single_rows_on_gpu(tables, {}, kOnTheCpu);
+  EXPECT_TRUE(at::equal(tables.weight(0), before));
 }
 
 TEST(EmbeddingKernels, RoundRowsAsTheCpu) {

@@ -72,6 +72,19 @@ def test_the_rows_of_the_next_micro_batch_are_sent_before_the_dense_part(folder)
         assert order_of(events) == ["pool", *part * 3, "stitch", *dense, "gradient", "update"]
 
 
+def test_the_ids_of_the_next_step_are_placed_before_the_update(folder):
+    per_rank = BATCH // RANKS
+    for micro_batch in (per_rank, per_rank // 4):
+        for events in traces(folder, train__micro_batch=micro_batch, embedding__groups=1, run__name="place"):
+            thread = next(e["tid"] for e in events if e["name"] == "forward")
+            own = [e for e in events if e["tid"] == thread]
+            placed = [e["ts"] for e in own if e["name"] == "dovetail::embedding_place_ids"]
+            sent = next(e["ts"] for e in own if e["name"] == "dovetail::embedding_gradient")
+            updated = next(e["ts"] for e in own if e["name"] == "dovetail::embedding_update")
+            assert len(placed) == 1
+            assert sent < placed[0] < updated
+
+
 def test_a_group_is_pooled_before_the_rows_of_the_previous_one_have_arrived(folder):
     pools = {}
     hidden = 0

@@ -358,7 +358,7 @@ TEST(Executors, SayWhatTheyCannotShare) {
   refused(device("cuda:0,cuda:1"), "names 2 GPUs", "dovetail launch");
   refused(device("cpu:8,cuda:0"), "holds weights and optimizer", "\"cuda:0,cpu:8\"");
   refused([](train::RunConfig& c) { c.recommender.model = "dlrm"; }, "recommender.model = \"dlrm\"",
-          "run.device = \"cpu\"");
+          "run.device = \"cuda\" or \"cpu\"");
   refused([](train::RunConfig& c) { c.vision.model = "vgg16"; }, "vision.model = \"vgg16\"",
           "run.device = \"cpu\"");
   refused(

@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "dovetail/base/gpu.h"
 #include "dovetail/io/checkpoint.h"
 #include "dovetail/train/metrics/ranking_metrics.h"
+#include "tests/comm/ranks.h"
 #include "tests/train/clicks.h"
 #include "tests/train/histories.h"
 #include "tests/train/tiny_run.h"
@@ -155,6 +157,101 @@ TEST(RecommenderCuda, MicroBatchesChangeNoBitAndAStoppedRunContinues) {
     cut.train.steps = 60;
     train_alone(cut);
     expect_same_tensors(last_checkpoint(cut), last_checkpoint(whole));
+  }
+}
+
+/// Losses of a run of `ranks` ranks.
+std::vector<double> losses_over(int ranks, const Clicks& data, const RunConfig& config) {
+  expect_all_succeed(ranks, [&](std::shared_ptr<comm::Group> group) {
+    train(config, std::move(group), {.quiet = true});
+  });
+  std::vector<double> losses;
+  for (const auto& line : data.metrics(config.run.name)) losses.push_back(line["loss"]);
+  EXPECT_EQ(losses.size(), 40u);
+  return losses;
+}
+
+RunConfig over_ranks(const Clicks& data, const std::string& name, const std::string& sharding,
+                     const std::string& transfer) {
+  RunConfig config = data.config("deepfm", name + sharding + transfer);
+  config.run.device = "cuda";
+  config.train.steps = 40;
+  config.embedding.sharding = sharding;
+  config.embedding.transfer = transfer;
+  return config;
+}
+
+/// Ranks that share a GPU exchange ids, rows and gradients through Gloo.
+TEST(RecommenderCuda, TwoRanksOnOneCardTrainToTheLossesOfOne) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const Clicks data;
+  const std::vector<double> expected =
+      losses_over(1, data, over_ranks(data, "one", "auto", "auto"));
+  for (const std::string sharding : {"row", "table", "column", "replicated"})
+    for (const std::string transfer : {"bags", "rows"}) {
+      SCOPED_TRACE(sharding + ", " + transfer);
+      EXPECT_THAT(losses_over(2, data, over_ranks(data, "two", sharding, transfer)),
+                  Pointwise(DoubleNear(1e-4), expected));
+      for (const std::string exchange : {"bf16", "mxfp8"}) {
+        RunConfig rounded = over_ranks(data, exchange, sharding, transfer);
+        rounded.embedding.exchange = exchange;
+        EXPECT_THAT(losses_over(2, data, rounded), Pointwise(DoubleNear(2e-2), expected));
+      }
+    }
+  RunConfig dynamic = over_ranks(data, "dynamic", "row", "rows");
+  make_dynamic(dynamic);
+  RunConfig of_cpu = dynamic;
+  of_cpu.run.device = "cpu";
+  of_cpu.run.name += "_cpu";
+  of_cpu.run.folder += "_cpu";
+  EXPECT_THAT(losses_over(2, data, dynamic),
+              Pointwise(DoubleNear(1e-4), losses_over(2, data, of_cpu)));
+}
+
+/// Ranks with cards of their own exchange them through NCCL.
+TEST(RecommenderCuda, RanksWithCardsOfTheirOwnTrainToTheLossesOfOne) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  const int cards = std::min(count_gpus(), 4);
+  if (cards < 2) GTEST_SKIP() << "needs 2 cards";
+  const Clicks data;
+  const std::vector<double> expected =
+      losses_over(1, data, over_ranks(data, "one", "auto", "auto"));
+  for (const std::string sharding : {"row", "table"})
+    for (const std::string transfer : {"bags", "rows"})
+      EXPECT_THAT(losses_over(cards, data, over_ranks(data, "cards", sharding, transfer)),
+                  Pointwise(DoubleNear(1e-4), expected))
+          << sharding << ", " << transfer;
+}
+
+/// Losses of a run with and without a CUDA graph. run.cuda_graph = "on" fails where the step cannot
+/// be recorded.
+template <class Data>
+void expect_the_losses_of_operations(const std::string& model, const std::string& recipe) {
+  SCOPED_TRACE(model + ", " + recipe);
+  const Data data;
+  const auto losses = [&](const std::string& graph) {
+    RunConfig config = data.config(model, graph);
+    config.run.device = "cuda";
+    config.run.cuda_graph = graph;
+    config.precision.recipe = recipe;
+    config.recommender.grain = 64;
+    config.train.steps = 40;
+    config.eval.every_steps = 7;  // between replays
+    train_alone(config);
+    std::vector<double> found;
+    for (const auto& line : data.metrics(graph)) found.push_back(line["loss"]);
+    return found;
+  };
+  EXPECT_THAT(losses("on"), Pointwise(DoubleNear(recipe == "fp32" ? 1e-5 : 1e-3), losses("off")));
+}
+
+TEST(RecommenderCuda, AGraphTrainsToTheLossesOfItsOperations) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  for (const char* const recipe : {"fp32", "bf16"}) {
+    for (const char* const model : {"wide_deep", "deepfm", "dlrm", "dcnv2", "mmoe"})
+      expect_the_losses_of_operations<Clicks>(model, recipe);
+    for (const char* const model : {"din", "dien", "can"})
+      expect_the_losses_of_operations<Histories>(model, recipe);
   }
 }
 

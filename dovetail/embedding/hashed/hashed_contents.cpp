@@ -72,7 +72,8 @@ at::Tensor HashedTables::look_up(int64_t t, const at::Tensor& keys) const {
     numbers[static_cast<size_t>(i)] = number;
     present.push_back(i);
   }
-  if (!tiers_) return gather_rows(*packed_, t, at::tensor(numbers, at::kLong) + 1);
+  if (!tiers_)
+    return gather_rows(*packed_, t, on(at::tensor(numbers, at::kLong) + 1, packed_->device()));
   at::Tensor found = at::zeros({keys.numel(), spec_.tables[static_cast<size_t>(t)].dim});
   const at::Tensor index = at::tensor(present, at::kLong);
   return found.index_copy_(

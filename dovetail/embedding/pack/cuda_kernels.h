@@ -116,7 +116,8 @@ struct CudaUpdateProblem {
   /// after the last bag is `count`. Null if CudaPack::one_each.
   uint32_t* bag_begins;
   /// Row number of each occurrence, (count). `keys` are in the order of bags, or in the order of
-  /// the ids if CudaPack::one_each. `sorted_keys` are sorted by row.
+  /// the ids if CudaPack::one_each. `sorted_keys` are sorted by row. If no micro-batch has samples,
+  /// the caller has listed `keys` and `occurrences`.
   uint32_t *keys, *sorted_keys;
   /// The occurrences in these two orders, (count) each.
   CudaOccurrence *occurrences, *sorted_occurrences;

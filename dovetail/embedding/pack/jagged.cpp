@@ -126,14 +126,15 @@ void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device de
   if (!good) throw_first(batch, rows);
 }
 
+at::Tensor on(const at::Tensor& x, at::Device device) {
+  if (!x.defined() || x.device() == device) return x;
+  return x.is_cpu() ? x.pin_memory().to(device, /*non_blocking=*/true) : x.to(device);
+}
+
 Jagged on(const Jagged& batch, at::Device device) {
-  if (batch.values.device() == device) return batch;
-  const auto move = [&](const at::Tensor& x) {
-    return x.defined() ? x.pin_memory().to(device, /*non_blocking=*/true) : x;
-  };
-  return {.values = move(batch.values),
-          .offsets = move(batch.offsets),
-          .weights = move(batch.weights),
+  return {.values = on(batch.values, device),
+          .offsets = on(batch.offsets, device),
+          .weights = on(batch.weights, device),
           .features = batch.features,
           .samples = batch.samples};
 }

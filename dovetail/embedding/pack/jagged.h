@@ -29,8 +29,10 @@ void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device de
 /// Like check_jagged, but does not look at offsets and ids.
 void check_shapes(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device device);
 
-/// Returns the batch on `device`. A copy to a GPU goes through pinned memory. It runs on the
-/// current stream, and nothing waits for it.
+/// Returns a tensor on `device`; an undefined one stays undefined. A copy from the CPU to a GPU
+/// goes through pinned memory. It runs on the current stream, and nothing waits for it.
+at::Tensor on(const at::Tensor& x, at::Device device);
+/// Returns the batch on `device`, copied in the same way.
 Jagged on(const Jagged& batch, at::Device device);
 
 /// Returns samples [first, first + count) of a batch as a batch of its own.

@@ -399,7 +399,7 @@ void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batch
   for (const PooledGradient& part : micro_batches) check_gradient(tables, part, ids);
   const TraceSpan span("dovetail::embedding_update");
   if (!tables.device().is_cpu()) {
-    update_on_gpu(tables, micro_batches);
+    update_on_gpu(tables, micro_batches, cuda_kernels());
   } else if (kernels_on(tables)) {
     Update(tables, micro_batches).run();
   } else {
@@ -409,7 +409,7 @@ void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batch
 }
 
 at::Tensor gather_rows(const PackedTables& tables, int64_t table, const at::Tensor& rows) {
-  DOVETAIL_CHECK(tables.device().is_cpu(), "single rows of tables on {}", tables.device().str());
+  if (!tables.device().is_cpu()) return tables.stored(table).index_select(0, rows).to(at::kFloat);
   if (!kernels_on(tables)) return tables.weight(table).index_select(0, rows);
   const TraceSpan span("dovetail::embedding_rows");
   const int64_t count = rows.numel(), dim = tables.spec().tables[static_cast<size_t>(table)].dim;
@@ -434,9 +434,10 @@ at::Tensor gather_rows(const PackedTables& tables, int64_t table, const at::Tens
 }
 
 void update_single_rows(PackedTables& tables, const std::vector<RowGradients>& parts) {
-  DOVETAIL_CHECK(tables.device().is_cpu(), "single rows of tables on {}", tables.device().str());
   const TraceSpan span("dovetail::embedding_update");
-  if (kernels_on(tables)) {
+  if (!tables.device().is_cpu()) {
+    update_single_rows_on_gpu(tables, parts, cuda_kernels());
+  } else if (kernels_on(tables)) {
     Update(tables, parts).run();
   } else {
     composed::update_single_rows(tables, parts);

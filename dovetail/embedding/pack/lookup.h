@@ -41,7 +41,7 @@ void update(PackedTables& tables, const std::vector<PooledGradient>& micro_batch
             Ids ids = Ids::kUnchecked);
 
 /// Returns rows of one table by themselves, (n, dim) float32. `rows` (n) int64 are row numbers that
-/// the caller has checked. The table must be on the CPU.
+/// the caller has checked, on the table's device.
 at::Tensor gather_rows(const PackedTables& tables, int64_t table, const at::Tensor& rows);
 
 /// Gradients of single rows, in place of bags. For each table, `rows[t]` (n) int64 are its rows and
@@ -51,8 +51,8 @@ struct RowGradients {
 };
 
 /// Runs one optimizer step like `update`. A row's gradient is the float32 sum over its occurrences,
-/// in the order (part, position). The row numbers have been checked by the caller. The tables must
-/// be on the CPU.
+/// in the order (part, position). The row numbers have been checked by the caller. They and the
+/// gradients are on the tables' device.
 void update_single_rows(PackedTables& tables, const std::vector<RowGradients>& parts);
 
 }  // namespace dovetail::embedding

@@ -9,6 +9,8 @@
 #include <bit>
 #include <cstring>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <span>
 #include <type_traits>
 
@@ -20,12 +22,13 @@ namespace dovetail::embedding {
 
 namespace {
 
-/// Copies `items` to GPU memory through pinned memory. Nothing waits for the copy.
+/// Copies `items` to the tables' memory: to a GPU through pinned memory. Nothing waits for the
+/// copy.
 template <class Item>
 at::Tensor to_gpu(const std::vector<Item>& items, at::Device device) {
   static_assert(std::is_trivially_copyable_v<Item>);
   at::Tensor bytes = at::empty({static_cast<int64_t>(items.size() * sizeof(Item))},
-                               at::TensorOptions(at::kByte).pinned_memory(true));
+                               at::TensorOptions(at::kByte).pinned_memory(!device.is_cpu()));
   if (!items.empty()) std::memcpy(bytes.mutable_data_ptr(), items.data(), bytes.nbytes());
   return bytes.to(device, /*non_blocking=*/true);
 }
@@ -47,21 +50,29 @@ struct GpuLayout {
     pack.tables = items_in<CudaTable>(tables);
     pack.features = items_in<CudaFeature>(features);
     rows = here.rows;
-    // Lookups on other streams read it, too.
-    c10::impl::VirtualGuardImpl(from.device().type()).getStream(from.device()).synchronize();
+    for (const CudaTable& table : here.tables) first_rows.push_back(table.first_row);
+    if (from.device().is_cpu()) return;
+    copied.emplace(from.device().type());
+    copied->record(c10::impl::VirtualGuardImpl(from.device().type()).getStream(from.device()));
   }
 
   at::Tensor tables, features;
   CudaPack pack;
   int64_t rows;
+  std::vector<int64_t> first_rows;   ///< CudaTable::first_row of each table
+  std::optional<c10::Event> copied;  ///< end of the copy; unset on the CPU
 };
 
 namespace {
 
-/// Returns the layout of tables on a GPU. The first call copies it there.
+/// Returns the layout of tables on a GPU, for work on the current stream. The first call copies it
+/// there.
 const GpuLayout& layout_of(const PackedTables& tables) {
   std::shared_ptr<const GpuLayout>& layout = tables.gpu_layout();
   if (!layout) layout = std::make_shared<GpuLayout>(tables);
+  if (layout->copied)
+    layout->copied->block(
+        c10::impl::VirtualGuardImpl(tables.device().type()).getStream(tables.device()));
   return *layout;
 }
 
@@ -184,7 +195,70 @@ void move_rows(const PackedTables& tables, CudaMoveProblem problem) {
   }
 }
 
-void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>& micro_batches) {
+namespace {
+
+/// Occurrences of an update.
+struct Occurrences {
+  int64_t bags, count;
+  /// One number of 4 bytes and one CudaOccurrence for each. Kernels list them there, unless the
+  /// micro-batches have no samples.
+  at::Tensor keys, occurrences;
+};
+
+at::Tensor words(int64_t count, at::Device device) {
+  return at::empty({count}, at::TensorOptions(device).dtype(at::kInt));
+}
+
+void check_size(int64_t bags, int64_t count, int64_t rows) {
+  user_check(bags < INT32_MAX && count < INT32_MAX && rows <= int64_t{1} << 32,
+             "embedding: an update on a GPU may have 2^31 - 2 bags and ids of 2^32 rows, but has "
+             "{} and {} of {}",
+             bags, count, rows);
+}
+
+void queue_update(const PackedTables& tables, const CudaPack& pack, int64_t rows,
+                  const std::vector<CudaGradient>& parts, const Occurrences& listed,
+                  const CudaKernels& kernels) {
+  const auto [bags, count, keys, occurrences] = listed;
+  const at::Device device = tables.device();
+  const int row_bits =
+      std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(rows - 1))));
+  const at::Tensor on_gpu = to_gpu(parts, device);
+  const bool rounds = pack.storage == ops::Storage::kBFloat16;
+  const at::Tensor keys_of_rounding = rounds ? to_gpu(rounding_keys(tables), device) : at::Tensor();
+  const at::Tensor bag_begins = words(pack.one_each ? 0 : bags + 1, device),
+                   sorted_keys = words(count, device),
+                   sorted_occurrences = words(2 * count, device), row_begins = words(count, device),
+                   long_rows = words(count, device), counts = words(2, device).zero_();
+  const size_t scratch_bytes = kernels.update_scratch(bags, count, row_bits);
+  const at::Tensor scratch =
+      at::empty({static_cast<int64_t>(scratch_bytes)}, at::TensorOptions(device).dtype(at::kByte));
+  static_assert(sizeof(CudaOccurrence) == 2 * sizeof(uint32_t));
+  kernels.update({.pack = pack,
+                  .scalars = update_scalars(tables.spec().optimizer, tables.steps() + 1),
+                  .rounding_keys = rounds ? items_in<uint64_t>(keys_of_rounding) : nullptr,
+                  .num_parts = std::ssize(parts),
+                  .parts = parts.data(),
+                  .parts_on_gpu = items_in<CudaGradient>(on_gpu),
+                  .bags = bags,
+                  .count = count,
+                  .row_bits = row_bits,
+                  .bag_begins = pack.one_each ? nullptr : items_in<uint32_t>(bag_begins),
+                  .keys = items_in<uint32_t>(keys),
+                  .sorted_keys = items_in<uint32_t>(sorted_keys),
+                  .occurrences = items_in<CudaOccurrence>(occurrences),
+                  .sorted_occurrences = items_in<CudaOccurrence>(sorted_occurrences),
+                  .row_begins = items_in<uint32_t>(row_begins),
+                  .long_rows = items_in<uint32_t>(long_rows),
+                  .counts = items_in<uint32_t>(counts),
+                  .scratch = scratch.mutable_data_ptr(),
+                  .scratch_bytes = scratch_bytes});
+}
+
+}  // namespace
+
+void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>& micro_batches,
+                   const CudaKernels& kernels) {
   const c10::DeviceGuard guard(tables.device());
   const GpuLayout& layout = layout_of(tables);
   std::vector<at::Tensor> gradients;
@@ -201,47 +275,63 @@ void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>
     count += part.batch.values.numel();
   }
   if (count == 0) return;
-  user_check(bags < INT32_MAX && count < INT32_MAX && layout.rows <= int64_t{1} << 32,
-             "embedding: an update on a GPU may have 2^31 - 2 bags and ids of 2^32 rows, but has "
-             "{} and {} of {}",
-             bags, count, layout.rows);
-  const int row_bits =
-      std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(layout.rows - 1))));
-  const at::Tensor on_gpu = to_gpu(parts, tables.device());
-  const auto bytes = at::TensorOptions(tables.device()).dtype(at::kByte);
-  const auto words = [&](int64_t n) {
-    return at::empty({n * static_cast<int64_t>(sizeof(uint32_t))}, bytes);
-  };
-  const bool rounds = layout.pack.storage == ops::Storage::kBFloat16;
-  const at::Tensor keys_of_rounding =
-      rounds ? to_gpu(rounding_keys(tables), tables.device()) : at::Tensor();
-  const at::Tensor bag_begins = words(layout.pack.one_each ? 0 : bags + 1), keys = words(count),
-                   sorted_keys = words(count), occurrences = words(2 * count),
-                   sorted_occurrences = words(2 * count), row_begins = words(count),
-                   long_rows = words(count), counts = words(2).zero_();
-  const size_t scratch_bytes = cuda_kernels().update_scratch(bags, count, row_bits);
-  const at::Tensor scratch = at::empty({static_cast<int64_t>(scratch_bytes)}, bytes);
-  static_assert(sizeof(CudaOccurrence) == 2 * sizeof(uint32_t));
-  cuda_kernels().update(
-      {.pack = layout.pack,
-       .scalars = update_scalars(tables.spec().optimizer, tables.steps() + 1),
-       .rounding_keys = rounds ? items_in<uint64_t>(keys_of_rounding) : nullptr,
-       .num_parts = std::ssize(parts),
-       .parts = parts.data(),
-       .parts_on_gpu = items_in<CudaGradient>(on_gpu),
-       .bags = bags,
-       .count = count,
-       .row_bits = row_bits,
-       .bag_begins = layout.pack.one_each ? nullptr : items_in<uint32_t>(bag_begins),
-       .keys = items_in<uint32_t>(keys),
-       .sorted_keys = items_in<uint32_t>(sorted_keys),
-       .occurrences = items_in<CudaOccurrence>(occurrences),
-       .sorted_occurrences = items_in<CudaOccurrence>(sorted_occurrences),
-       .row_begins = items_in<uint32_t>(row_begins),
-       .long_rows = items_in<uint32_t>(long_rows),
-       .counts = items_in<uint32_t>(counts),
-       .scratch = scratch.mutable_data_ptr(),
-       .scratch_bytes = scratch_bytes});
+  check_size(bags, count, layout.rows);
+  queue_update(tables, layout.pack, layout.rows, parts,
+               {.bags = bags,
+                .count = count,
+                .keys = words(count, tables.device()),
+                .occurrences = words(2 * count, tables.device())},
+               kernels);
+}
+
+void update_single_rows_on_gpu(const PackedTables& tables, const std::vector<RowGradients>& parts,
+                               const CudaKernels& kernels) {
+  if (parts.empty()) return;
+  const c10::DeviceGuard guard(tables.device());
+  const GpuLayout& layout = layout_of(tables);
+  const std::vector<TableSpec>& specs = tables.spec().tables;
+  const auto num_tables = std::ssize(specs);
+  int64_t unit = 0;  // floats; the place of a gradient is a multiple of it
+  for (const TableSpec& table : specs) unit = std::gcd(unit, table.dim);
+  std::vector<CudaFeature> features;  // the feature of a bag is its number modulo the tables
+  std::vector<at::Tensor> keys, bags, gradients;
+  int64_t count = 0, floats = 0;
+  for (int64_t t = 0; t < num_tables; ++t) {
+    features.push_back({.table = t, .column = 0, .mean = false});
+    const auto table = static_cast<size_t>(t);
+    int64_t rows = 0;
+    for (const RowGradients& part : parts) {
+      rows += part.rows[table].numel();
+      keys.push_back(part.rows[table] + layout.first_rows[table]);
+      gradients.push_back(part.gradient[table].reshape({-1}));
+    }
+    const int64_t step = specs[table].dim / unit * num_tables;
+    bags.push_back(
+        at::arange(rows, keys.back().options()).mul_(step).add_(floats / unit * num_tables + t));
+    count += rows;
+    floats += rows * specs[table].dim;
+  }
+  if (count == 0) return;
+  const int64_t all_bags = floats / unit * num_tables;
+  check_size(all_bags, count, layout.rows);
+  const at::Tensor numbers = at::cat(keys).to(at::kInt), all_gradients = at::cat(gradients),
+                   occurrences = at::empty({count, 2}, numbers.options());
+  occurrences.select(1, 0).copy_(at::cat(bags));
+  occurrences.select(1, 1).fill_(std::bit_cast<int32_t>(1.0f));
+  const at::Tensor features_there = to_gpu(features, tables.device());
+  CudaPack pack = layout.pack;
+  pack.features = items_in<CudaFeature>(features_there);
+  pack.num_features = num_tables;
+  pack.one_each = true;
+  const CudaBatch listed = {};
+  queue_update(tables, pack, layout.rows,
+               {{.batch = listed,
+                 .gradient = all_gradients.const_data_ptr<float>(),
+                 .gradient_stride = unit,
+                 .first_bag = 0,
+                 .first_id = 0}},
+               {.bags = all_bags, .count = count, .keys = numbers, .occurrences = occurrences},
+               kernels);
 }
 
 }  // namespace dovetail::embedding

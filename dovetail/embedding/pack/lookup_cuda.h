@@ -51,8 +51,15 @@ void pool_on_gpu(const PackedTables& tables, const Jagged& batch, const at::Tens
 /// has checked the arguments. A row's gradient is summed over its occurrences in the batch. Up to
 /// 256 occurrences have the same sum as on the CPU. More occurrences are cut into ranges, and the
 /// sums of the ranges are added (CudaUpdateProblem in cuda_kernels.h). The ranges depend on the
-/// number of occurrences alone.
-void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>& micro_batches);
+/// number of occurrences alone. `kernels` are cuda_kernels(); tests pass their source on the CPU,
+/// with tables on the CPU.
+void update_on_gpu(const PackedTables& tables, const std::vector<PooledGradient>& micro_batches,
+                   const CudaKernels& kernels);
+/// Does the same for update_single_rows. Nothing waits for the GPU. All gradients lie in one array.
+/// The bag of an occurrence is one number for its table and the place of its gradient. The unit of
+/// places is the greatest common divisor of the dims.
+void update_single_rows_on_gpu(const PackedTables& tables, const std::vector<RowGradients>& parts,
+                               const CudaKernels& kernels);
 
 /// Carries out moves of rows between slots of `tables` and records, all in the tables' memory. On a
 /// GPU it calls CudaKernels::move, on the CPU it does the same. `problem.pack` is not used.

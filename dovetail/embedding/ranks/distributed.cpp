@@ -30,7 +30,9 @@ DistributedTables::DistributedTables(PackSpec spec, TablePlacement plan,
       plan_(std::move(plan)),
       group_(std::move(group)),
       pack_of_(spec_.tables.size()),
-      memory_(memory) {
+      memory_(memory),
+      beside_(memory.device),
+      ids_by_gpu_(!memory.device.is_cpu() && group_->gpu_library() == "NCCL") {
   DOVETAIL_CHECK(plan_.ranks == group_->size(), "a plan for {} ranks on {}", plan_.ranks,
                  group_->size());
   for (const int64_t t : spec_.feature_table) {
@@ -110,10 +112,30 @@ TableStep DistributedTables::start(const Jagged& batch, int64_t micro_batch,
     const at::Tensor of_pack = arriving.select(1, static_cast<int64_t>(i)).contiguous();
     const auto* data = of_pack.const_data_ptr<int64_t>();
     step.packs_[i].receive.assign(data, data + ranks);
-    step.packs_[i].ids = comm::Exchange(group_, {messages[i].counts, step.packs_[i].receive})
-                             .start(messages[i].elements);
+    step.packs_[i].ids = send_ids(messages[i], step.packs_[i].receive);
   }
   return step;
+}
+
+comm::Exchange::Pending DistributedTables::send_ids(const Message& message,
+                                                    const std::vector<int64_t>& receive) const {
+  const comm::Exchange exchange(group_, {message.counts, receive});
+  if (!ids_by_gpu_) return exchange.start(message.elements);
+  comm::Exchange::Pending sent;
+  beside_.run([&] { sent = exchange.start(on(message.elements, device())); });
+  return sent;
+}
+
+at::Tensor DistributedTables::words_of(comm::Exchange::Pending& ids) const {
+  if (!ids_by_gpu_) return ids.wait();
+  at::Tensor words;
+  beside_.run([&] {
+    const at::Tensor there = ids.wait();
+    words = at::empty(there.sizes(), at::TensorOptions(at::kInt).pinned_memory(true));
+    words.copy_(there, /*non_blocking=*/true);
+  });
+  beside_.synchronize();
+  return words;
 }
 
 void DistributedTables::receive(TableStep& step) {
@@ -121,33 +143,59 @@ void DistributedTables::receive(TableStep& step) {
     TableStep::InPack& in = step.packs_[i];
     if (!in.arrived.empty() || !in.ids_of_ranks.empty()) continue;
     if (const RowTransfer* transfer = packs_[i]->transfer()) {
-      in.ids_of_ranks = transfer->read_ids(in.ids.wait(), in.receive);
+      in.ids_of_ranks = transfer->read_ids(words_of(in.ids), in.receive);
     } else {
-      in.arrived = packs_[i]->read_ids(in.ids.wait(), in.receive);
+      in.arrived = packs_[i]->read_ids(words_of(in.ids), in.receive);
     }
   }
 }
 
 void DistributedTables::prefetch(TableStep& step) {
   receive(step);
-  for (size_t i = 0; i < packs_.size(); ++i) packs_[i]->prefetch(step.packs_[i].ids_here());
+  for (size_t i = 0; i < packs_.size(); ++i) {
+    packs_[i]->prefetch(step.packs_[i].ids_here());
+    if (packs_[i]->takes_ids_as_they_are()) beside_.run([&] { place(step, i); });
+  }
+}
+
+void DistributedTables::place(TableStep& step, size_t pack) const {
+  const TraceSpan span("dovetail::embedding_place_ids");
+  TableStep::InPack& in = step.packs_[pack];
+  const at::Device ids_device = packs_[pack]->ids_device();
+  if (const RowTransfer* transfer = packs_[pack]->transfer()) {
+    for (Jagged& own : in.own) own = on(own, device());
+    for (const at::Tensor& ids : transfer->ids_of_tables(in.ids_of_ranks))
+      in.ids_of_tables.push_back(on(ids, ids_device));
+  } else {
+    in.received.resize(static_cast<size_t>(step.micro_batches_));
+    for (int64_t m = 0; m < step.micro_batches_; ++m)
+      for (const Jagged& batch : in.arrived)
+        in.received[static_cast<size_t>(m)].push_back(
+            on(part_of(batch, step.micro_batch_, m), ids_device));
+  }
+  in.placed = true;
 }
 
 void DistributedTables::begin(TableStep& step, bool training) {
   receive(step);
   for (size_t i = 0; i < packs_.size(); ++i) {
     TableStep::InPack& in = step.packs_[i];
-    if (packs_[i]->transfer() != nullptr) {
-      packs_[i]->begin(in.ids_of_ranks, training);
-      continue;
-    }
-    packs_[i]->begin(in.arrived, training);
-    in.received.resize(static_cast<size_t>(step.micro_batches_));
-    for (int64_t m = 0; m < step.micro_batches_; ++m)
-      for (const Jagged& batch : in.arrived)
-        in.received[static_cast<size_t>(m)].push_back(
-            on(part_of(batch, step.micro_batch_, m), packs_[i]->ids_device()));
+    packs_[i]->transfer() != nullptr ? packs_[i]->begin(in.ids_of_ranks, training)
+                                     : packs_[i]->begin(in.arrived, training);
+    in.placed ? lend_ids(in) : place(step, i);
   }
+  beside_.join();
+}
+
+void DistributedTables::lend_ids(const TableStep::InPack& in) const {
+  const auto lend = [this](const std::vector<Jagged>& batches) {
+    for (const Jagged& batch : batches)
+      for (const at::Tensor& part : {batch.values, batch.offsets, batch.weights})
+        beside_.lend(part);
+  };
+  lend(in.own);
+  for (const std::vector<Jagged>& received : in.received) lend(received);
+  for (const at::Tensor& ids : in.ids_of_tables) beside_.lend(ids);
 }
 
 void DistributedTables::gather(TableStep& step, int64_t micro_batch) {
@@ -165,9 +213,8 @@ void DistributedTables::gather_single_rows(TableStep::InPack& in, const ShardedP
     return pack.gather(table, rows);
   };
   if (!pack.exchanges_pooled())
-    return transfer.take_rows(in.ids_of_ranks[static_cast<size_t>(group_->rank())], gather,
-                              in.rows);
-  const Message message = transfer.write_rows(in.ids_of_ranks, gather);
+    return transfer.take_rows(in.ids_of_ranks, in.ids_of_tables, gather, in.rows);
+  const Message message = transfer.write_rows(in.ids_of_ranks, in.ids_of_tables, gather);
   in.pooled.front() = comm::Exchange(group_, {message.counts, transfer.row_elements(in.rows)})
                           .start(message.elements);
 }
@@ -250,9 +297,9 @@ void DistributedTables::update(TableStep& step) {
   for (size_t i = 0; i < packs_.size(); ++i) {
     TableStep::InPack& in = step.packs_[i];
     if (const RowTransfer* transfer = packs_[i]->transfer()) {
-      update_single_rows(
-          packs_[i]->tables(),
-          transfer->read_gradients(in.gradients.back().value().wait(), in.ids_of_ranks));
+      update_single_rows(packs_[i]->tables(),
+                         transfer->read_gradients(in.gradients.back().value().wait(),
+                                                  in.ids_of_ranks, in.ids_of_tables));
     } else {
       std::vector<PooledGradient> in_order;
       for (std::vector<PooledGradient>& of_rank : in.of_ranks)

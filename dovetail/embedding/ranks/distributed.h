@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "dovetail/base/side_stream.h"
 #include "dovetail/comm/exchange.h"
 #include "dovetail/comm/group.h"
 #include "dovetail/embedding/ranks/sharded_pack.h"
@@ -27,15 +28,17 @@ class TableStep {
   /// State of one pack (PlacedPack in table_placement.h).
   struct InPack {
     /// This rank's samples, one Jagged for each micro-batch. With Transfer::kRows, ids are numbers
-    /// of rows in `rows`.
+    /// of rows in `rows`, and `place` moves them to the device of the rows.
     std::vector<Jagged> own;
     std::vector<int64_t> receive;  ///< number of words (of ids) that each rank sends to this rank
     comm::Exchange::Pending ids;   ///< exchange of ids, until they have arrived
     /// Received ids, one Jagged for each rank, on the CPU. After `begin` they are row numbers on
     /// this rank.
     std::vector<Jagged> arrived;
-    /// received[m][r]: micro-batch m of rank r in `arrived`, on ShardedPack::ids_device.
+    /// received[m][r]: micro-batch m of rank r in `arrived`, on ShardedPack::ids_device. Set by
+    /// `place`.
     std::vector<std::vector<Jagged>> received;
+    bool placed = false;  ///< true after `place`
     /// Exchanges of pooled rows and of gradients, one of each for each micro-batch. Nullopt: no
     /// gradient has been sent.
     std::vector<comm::Exchange::Pending> pooled;
@@ -46,6 +49,8 @@ class TableStep {
     /// in the first micro-batch, gradients in the last.
     RowTransfer::Step rows;
     std::vector<RowTransfer::Received> ids_of_ranks;
+    std::vector<at::Tensor>
+        ids_of_tables;  ///< result of RowTransfer::ids_of_tables; set by `place`
     std::vector<PooledGradient> own_gradients;
 
     /// Returns the received ids, one Jagged for each rank, with either transfer.
@@ -118,8 +123,9 @@ class DistributedTables {
   ///
   /// `hashed` applies to hashed tables (without a fixed vocabulary).
   ///
-  /// Rows, pooled rows and gradients lie in `memory`, ids and messages between ranks on the CPU. So
-  /// do keys of hashed tables, and maps, counts and the slow tier of `tiers`.
+  /// Rows, pooled rows, gradients and their messages lie in `memory`. Ids, their messages and sizes
+  /// of messages lie on the CPU. So do keys of hashed tables, and maps, counts and the slow tier of
+  /// `tiers`. Between GPUs with NCCL, ids travel from GPU to GPU.
   DistributedTables(PackSpec spec, TablePlacement plan, std::shared_ptr<comm::Group> group,
                     comm::Payloads payloads = {}, const std::optional<TierOptions>& tiers = {},
                     const HashedOptions& hashed = {}, Changes changes = Changes::kUntracked,
@@ -138,8 +144,10 @@ class DistributedTables {
   /// `micro_batches`. The previous step may still be running. Throws UserError like check_jagged,
   /// on the rank that passed the invalid batch.
   TableStep start(const Jagged& batch, int64_t micro_batch, int64_t micro_batches);
-  /// Starts to read from the slow tier the rows that `step` will need. Call it between `start` and
-  /// `begin`, while the previous step is running.
+  /// Prepares `step` while the previous one is running; call it between `start` and `begin`. Waits
+  /// for the step's ids. Brings those that are row numbers already to the device of the rows, on a
+  /// stream beside the current one. Starts to read from the slow tier the rows that `step` will
+  /// need.
   void prefetch(TableStep& step);
   /// Waits for the step's ids, and brings their rows on this rank into the fast tier. Call it after
   /// the previous step has ended. With `training` false, the step must end without an update
@@ -224,6 +232,15 @@ class DistributedTables {
 
  private:
   void receive(TableStep& step);
+  /// Starts to send words of ids. `receive` are the numbers of words that come.
+  comm::Exchange::Pending send_ids(const Message& message,
+                                   const std::vector<int64_t>& receive) const;
+  /// Waits for words of ids, and returns them on the CPU.
+  at::Tensor words_of(comm::Exchange::Pending& ids) const;
+  /// Cuts the ids of a pack into micro-batches, and brings them to the device that takes them.
+  void place(TableStep& step, size_t pack) const;
+  /// Lends ids that `prefetch` has placed to the current stream.
+  void lend_ids(const TableStep::InPack& in) const;
   /// Reads the rows of all micro-batches for all ranks, and starts to send them.
   void gather_single_rows(TableStep::InPack& in, const ShardedPack& pack) const;
   void gather_group(TableStep& step, int64_t micro_batch, int64_t group);
@@ -274,6 +291,8 @@ class DistributedTables {
   std::vector<size_t> pack_of_;  ///< pack index of each table
   int64_t columns_ = 0;
   SlotMemory memory_;
+  SideStream beside_;  ///< copies of a later step's ids
+  bool ids_by_gpu_;    ///< true if ids travel from GPU to GPU
 };
 
 }  // namespace dovetail::embedding

@@ -23,6 +23,16 @@ at::Tensor encode_rows(const at::Tensor& rows, comm::Payload payload);
 /// Inverse of encode_rows.
 at::Tensor decode_rows(const at::Tensor& elements, comm::Payload payload, int64_t rows,
                        int64_t columns);
+/// Rows of equal width in a message.
+struct RowGroup {
+  int64_t rows, columns;
+};
+/// Decodes a message with several groups, one after the other. Returns the rows of each group.
+/// Neighbours of equal width are decoded at once.
+std::vector<at::Tensor> decode_groups(const at::Tensor& elements, comm::Payload payload,
+                                      const std::vector<RowGroup>& groups);
+/// Returns a message without elements.
+at::Tensor no_elements(comm::Payload payload, at::Device device);
 
 /// Writes an id as `words` int32 words, the lower half first.
 void write_id(int64_t id, int64_t words, int32_t* to);

@@ -20,7 +20,8 @@ constexpr int64_t kPrefetched = 12;
 }  // namespace
 
 RowTransfer::RowTransfer(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
-                         int64_t rank, const comm::Payloads& payloads, bool counted)
+                         int64_t rank, const comm::Payloads& payloads, bool counted,
+                         at::Device device)
     : sharding_(pack.sharding),
       hashed_(pack.hashed),
       counted_(counted),
@@ -28,6 +29,7 @@ RowTransfer::RowTransfer(const PackSpec& spec, const TablePlacement& plan, const
       rank_(rank),
       id_words_(pack.hashed ? 2 : 1),
       payloads_(payloads),
+      device_(device),
       table_features_(pack.tables.size()) {
   const std::vector<int64_t> features = features_of(spec, pack), columns = whole_columns(spec);
   for (const int64_t t : pack.tables) {
@@ -228,24 +230,47 @@ std::vector<RowTransfer::Received> RowTransfer::read_ids(const at::Tensor& words
   return received;
 }
 
-at::Tensor RowTransfer::ids_of(const Received& received, const TablePart& part) {
-  const auto* offsets = received.ids.offsets.const_data_ptr<int64_t>();
-  std::vector<at::Tensor> pieces = {received.ids.values.narrow(0, 0, 0)};
-  for (const size_t f : part.features)
-    if (offsets[f + 1] > offsets[f])
-      pieces.push_back(received.ids.values.narrow(0, offsets[f], offsets[f + 1] - offsets[f]));
-  return pieces.size() == 2 ? pieces.back() : at::cat(pieces);
+std::vector<int64_t> RowTransfer::counts_of(const std::vector<Received>& received,
+                                            const TablePart& part) {
+  std::vector<int64_t> counts;
+  for (const Received& from : received) {
+    const auto* offsets = from.ids.offsets.const_data_ptr<int64_t>();
+    counts.push_back(0);
+    for (const size_t f : part.features) counts.back() += offsets[f + 1] - offsets[f];
+  }
+  return counts;
 }
 
-Message RowTransfer::write_rows(const std::vector<Received>& received, const Gather& gather) const {
-  Message message;
-  std::vector<at::Tensor> pieces = {encode_rows(at::empty({0, 1}), payloads_.forward)};
-  for (const Received& from : received) {
-    message.counts.push_back(0);
-    for (size_t t = 0; t < own_part().tables.size(); ++t) {
-      const at::Tensor rows = gather(static_cast<int64_t>(t), ids_of(from, own_part().tables[t]));
-      pieces.push_back(encode_rows(rows, payloads_.forward));
-      message.counts.back() += pieces.back().numel();
+std::vector<at::Tensor> RowTransfer::ids_of_tables(const std::vector<Received>& received) const {
+  std::vector<at::Tensor> ids;
+  for (const TablePart& part : own_part().tables) {
+    std::vector<at::Tensor> pieces;
+    for (const Received& from : received) {
+      const auto* offsets = from.ids.offsets.const_data_ptr<int64_t>();
+      for (const size_t f : part.features)
+        pieces.push_back(from.ids.values.narrow(0, offsets[f], offsets[f + 1] - offsets[f]));
+    }
+    ids.push_back(pieces.empty() ? at::empty({0}, at::kLong) : at::cat(pieces));
+  }
+  return ids;
+}
+
+Message RowTransfer::write_rows(const std::vector<Received>& received,
+                                const std::vector<at::Tensor>& ids, const Gather& gather) const {
+  Message message{.elements = {}, .counts = std::vector<int64_t>(received.size(), 0)};
+  std::vector<std::vector<at::Tensor>> of_tables;  // messages of each table to each rank
+  for (size_t t = 0; t < own_part().tables.size(); ++t) {
+    const TablePart& part = own_part().tables[t];
+    std::vector<int64_t> sizes = counts_of(received, part);
+    for (int64_t& size : sizes) size *= elements_of_row(payloads_.forward, part.dim);
+    const at::Tensor rows = gather(static_cast<int64_t>(t), ids[t]);
+    of_tables.push_back(encode_rows(rows, payloads_.forward).split_with_sizes(sizes));
+  }
+  std::vector<at::Tensor> pieces = {no_elements(payloads_.forward, device_)};
+  for (size_t r = 0; r < received.size(); ++r) {
+    for (const std::vector<at::Tensor>& of_table : of_tables) {
+      pieces.push_back(of_table[r]);
+      message.counts[r] += of_table[r].numel();
     }
   }
   message.elements = at::cat(pieces);
@@ -270,57 +295,63 @@ PackSpec RowTransfer::spec_of(const Step& step) const {
   return spec;
 }
 
-void RowTransfer::assemble(
-    Step& step, int64_t first_rank, int64_t end_rank,
-    const std::function<at::Tensor(size_t rank, const TablePart& part)>& rows) const {
+void RowTransfer::assemble(Step& step, int64_t first_rank, int64_t end_rank,
+                           const std::vector<at::Tensor>& rows) const {
   PackSpec spec = spec_of(step);
-  std::vector<at::Tensor> stored;
+  std::vector<at::Tensor> stored, to;
   for (const TableSpec& table : spec.tables)
-    stored.push_back(allocate(table.rows * table.dim).view({table.rows, table.dim}));
+    stored.push_back(allocate(table.rows * table.dim, device_).view({table.rows, table.dim}));
   for (auto r = static_cast<size_t>(first_rank); r < static_cast<size_t>(end_rank); ++r) {
     for (const TablePart& part : parts_[r].tables) {
       const auto t = static_cast<size_t>(part.table);
-      stored[t]
-          .narrow(0, step.first[t][r], step.counts[t][r])
-          .narrow(1, part.first_column, part.dim)
-          .copy_(rows(r, part));
+      to.push_back(stored[t]
+                       .narrow(0, step.first[t][r], step.counts[t][r])
+                       .narrow(1, part.first_column, part.dim));
     }
   }
+  if (!to.empty()) at::_foreach_copy_(to, rows);
   step.tables.emplace(std::move(spec), std::move(stored));
 }
 
 void RowTransfer::receive_rows(const at::Tensor& elements, Step& step) const {
-  int64_t next = 0;
-  assemble(step, 0, ranks_, [&](size_t r, const TablePart& part) {
-    const int64_t count = step.counts[static_cast<size_t>(part.table)][r],
-                  size = count * elements_of_row(payloads_.forward, part.dim);
-    const at::Tensor piece = elements.narrow(0, next, size);
-    next += size;
-    return decode_rows(piece, payloads_.forward, count, part.dim);
-  });
+  std::vector<RowGroup> groups;
+  for (size_t r = 0; r < parts_.size(); ++r)
+    for (const TablePart& part : parts_[r].tables)
+      groups.push_back({step.counts[static_cast<size_t>(part.table)][r], part.dim});
+  assemble(step, 0, ranks_, decode_groups(elements, payloads_.forward, groups));
 }
 
-void RowTransfer::take_rows(const Received& own, const Gather& gather, Step& step) const {
-  assemble(step, rank_, rank_ + 1, [&](size_t, const TablePart& part) {
-    return gather(&part - own_part().tables.data(), ids_of(own, part));
-  });
+void RowTransfer::take_rows(const std::vector<Received>& received,
+                            const std::vector<at::Tensor>& ids, const Gather& gather,
+                            Step& step) const {
+  std::vector<at::Tensor> rows;
+  for (size_t t = 0; t < own_part().tables.size(); ++t) {
+    const std::vector<int64_t> counts = counts_of(received, own_part().tables[t]);
+    const int64_t first = std::accumulate(counts.begin(), counts.begin() + rank_, int64_t{0});
+    rows.push_back(gather(static_cast<int64_t>(t),
+                          ids[t].narrow(0, first, counts[static_cast<size_t>(rank_)])));
+  }
+  assemble(step, rank_, rank_ + 1, rows);
 }
 
 Message RowTransfer::write_gradients(const Step& step,
                                      const std::vector<PooledGradient>& gradients) const {
-  PackedTables sums(spec_of(step), PackedTables::Initial::kUnset);
-  for (size_t t = 0; t < step.distinct.size(); ++t) sums.stored(static_cast<int64_t>(t)).zero_();
+  PackedTables sums(spec_of(step), PackedTables::Initial::kUnset, device_);
+  std::vector<at::Tensor> stored;
+  for (size_t t = 0; t < step.distinct.size(); ++t)
+    stored.push_back(sums.stored(static_cast<int64_t>(t)));
+  at::_foreach_zero_(stored);
   update(sums, gradients, Ids::kChecked);
+  at::_foreach_neg_(stored);
   Message message;
-  std::vector<at::Tensor> pieces = {encode_rows(at::empty({0, 1}), payloads_.backward)};
+  std::vector<at::Tensor> pieces = {no_elements(payloads_.backward, device_)};
   for (size_t r = 0; r < parts_.size(); ++r) {
     message.counts.push_back(0);
     for (const TablePart& part : parts_[r].tables) {
       const auto t = static_cast<size_t>(part.table);
-      const at::Tensor sum = sums.stored(part.table)
+      const at::Tensor sum = stored[t]
                                  .narrow(0, step.first[t][r], step.counts[t][r])
-                                 .narrow(1, part.first_column, part.dim)
-                                 .neg();
+                                 .narrow(1, part.first_column, part.dim);
       pieces.push_back(encode_rows(sum, payloads_.backward));
       message.counts.back() += pieces.back().numel();
     }
@@ -330,33 +361,32 @@ Message RowTransfer::write_gradients(const Step& step,
 }
 
 std::vector<int64_t> RowTransfer::gradient_elements(const std::vector<Received>& received) const {
-  std::vector<int64_t> elements;
-  for (const Received& from : received) {
-    elements.push_back(0);
-    const auto* offsets = from.ids.offsets.const_data_ptr<int64_t>();
-    for (const TablePart& part : own_part().tables)
-      for (const size_t f : part.features)
-        elements.back() +=
-            (offsets[f + 1] - offsets[f]) * elements_of_row(payloads_.backward, part.dim);
+  std::vector<int64_t> elements(received.size(), 0);
+  for (const TablePart& part : own_part().tables) {
+    const std::vector<int64_t> counts = counts_of(received, part);
+    for (size_t r = 0; r < counts.size(); ++r)
+      elements[r] += counts[r] * elements_of_row(payloads_.backward, part.dim);
   }
   return elements;
 }
 
 std::vector<RowGradients> RowTransfer::read_gradients(const at::Tensor& elements,
-                                                      const std::vector<Received>& received) const {
-  std::vector<RowGradients> gradients;
-  int64_t next = 0;
-  for (const Received& from : received) {
-    RowGradients of_rank;
-    for (const TablePart& part : own_part().tables) {
-      of_rank.rows.push_back(ids_of(from, part));
-      const int64_t count = of_rank.rows.back().numel(),
-                    size = count * elements_of_row(payloads_.backward, part.dim);
-      of_rank.gradient.push_back(
-          decode_rows(elements.narrow(0, next, size), payloads_.backward, count, part.dim));
-      next += size;
+                                                      const std::vector<Received>& received,
+                                                      const std::vector<at::Tensor>& ids) const {
+  std::vector<std::vector<at::Tensor>> rows;  // by table and rank
+  for (size_t t = 0; t < ids.size(); ++t)
+    rows.push_back(ids[t].split_with_sizes(counts_of(received, own_part().tables[t])));
+  std::vector<RowGroup> groups;
+  for (size_t r = 0; r < received.size(); ++r)
+    for (size_t t = 0; t < ids.size(); ++t)
+      groups.push_back({rows[t][r].numel(), own_part().tables[t].dim});
+  const std::vector<at::Tensor> decoded = decode_groups(elements, payloads_.backward, groups);
+  std::vector<RowGradients> gradients(received.size());
+  for (size_t r = 0; r < received.size(); ++r) {
+    for (size_t t = 0; t < ids.size(); ++t) {
+      gradients[r].rows.push_back(rows[t][r]);
+      gradients[r].gradient.push_back(decoded[r * ids.size() + t]);
     }
-    gradients.push_back(std::move(of_rank));
   }
   return gradients;
 }

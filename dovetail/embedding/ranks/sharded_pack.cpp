@@ -75,10 +75,6 @@ ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const
       rank_(rank),
       payloads_(payloads),
       features_(embedding::features_of(spec, pack)) {
-  user_check(memory.device.is_cpu() || pack.transfer == Transfer::kBags,
-             "embedding: tables on {} send pooled rows; single rows (transfer = \"rows\") are sent "
-             "by tables on the CPU. Use \"bags\"",
-             memory.device.str());
   const PackSpec own = rank_spec(spec, plan, pack, rank);
   int64_t bytes_of_marks = 0;
   const auto mark_in = [&](std::vector<ChangedRows>& marks) {
@@ -113,7 +109,7 @@ ShardedPack::ShardedPack(const PackSpec& spec, const TablePlacement& plan, const
       whole_tables_.push_back(t);
   if (alone()) return;
   if (pack.transfer == Transfer::kRows)
-    transfer_.emplace(spec, plan, pack, rank, payloads, pack.hashed || counted);
+    transfer_.emplace(spec, plan, pack, rank, payloads, pack.hashed || counted, memory.device);
   for (int64_t r = 0; r < ranks_; ++r) parts_.push_back(make_part(spec, plan, pack, r));
 }
 
@@ -129,7 +125,8 @@ TableContents ShardedPack::read(int64_t local, const at::Tensor& rows) const {
   }
   const at::Tensor weight = packed_->stored(local), state = packed_->packed_state(local);
   const int64_t count = rows.numel();
-  if (count == 0) return {.weight = weight.narrow(0, 0, 0), .state = state.narrow(0, 0, 0)};
+  if (count == 0)
+    return {.weight = weight.narrow(0, 0, 0).cpu(), .state = state.narrow(0, 0, 0).cpu()};
   const auto* row = rows.const_data_ptr<int64_t>();
   if (row[count - 1] - row[0] + 1 == count)
     return {.weight = weight.narrow(0, row[0], count).cpu(),
@@ -211,8 +208,8 @@ void ShardedPack::begin(std::vector<RowTransfer::Received>& received, bool train
 }
 
 at::Tensor ShardedPack::gather(int64_t local, const at::Tensor& ids) const {
-  if (tiers_ && !training_) return tiers_->look_up(local, ids);
-  if (hashed_ && !training_) return hashed_->look_up(local, ids);
+  if (tiers_ && !training_) return on(tiers_->look_up(local, ids), tables().device());
+  if (hashed_ && !training_) return on(hashed_->look_up(local, ids), tables().device());
   return gather_rows(tables(), local, ids);
 }
 
@@ -381,7 +378,7 @@ Message ShardedPack::pool_received(const std::vector<Jagged>& received) const {
     first += batch.samples;
     message.counts.push_back(batch.samples * width);
   }
-  message.elements = encode_rows(y.cpu(), payloads_.forward);
+  message.elements = encode_rows(y, payloads_.forward);
   return message;
 }
 
@@ -398,7 +395,7 @@ void ShardedPack::add_pooled(const at::Tensor& elements, const Jagged& batch,
   for (size_t r = 0; r < parts_.size(); ++r) {
     const Part& part = parts_[r];
     const at::Tensor rows =
-        decode_rows(of_ranks[r], payloads_.forward, batch.samples, part.columns).to(y.device());
+        decode_rows(of_ranks[r], payloads_.forward, batch.samples, part.columns);
     for (const Run& run : part.runs) {
       const at::Tensor to = y.narrow(1, run.whole, run.width),
                        from = rows.narrow(1, run.own, run.width);
@@ -426,7 +423,8 @@ void ShardedPack::scale_mean(const Jagged& batch, size_t feature, const at::Tens
   const at::Tensor sizes =
       batch.offsets.narrow(0, static_cast<int64_t>(feature) * batch.samples, batch.samples + 1)
           .diff();
-  columns.mul_(at::reciprocal(sizes.clamp_min(1).to(at::kFloat)).unsqueeze(1).to(columns.device()));
+  columns.mul_(
+      on(at::reciprocal(sizes.clamp_min(1).to(at::kFloat)).unsqueeze(1), columns.device()));
 }
 
 at::Tensor ShardedPack::own_columns(const Jagged& batch, const at::Tensor& gradient,
@@ -449,9 +447,8 @@ Message ShardedPack::write_gradient(const Jagged& batch, const at::Tensor& gradi
   std::vector<at::Tensor> of_ranks;
   for (const Part& part : parts_) {
     const bool again = same_for_all() && !of_ranks.empty();
-    of_ranks.push_back(
-        again ? of_ranks.front()
-              : encode_rows(own_columns(batch, gradient, part).cpu(), payloads_.backward));
+    of_ranks.push_back(again ? of_ranks.front()
+                             : encode_rows(own_columns(batch, gradient, part), payloads_.backward));
     message.counts.push_back(of_ranks.back().numel());
   }
   message.elements = at::cat(of_ranks);
@@ -473,8 +470,7 @@ std::vector<PooledGradient> ShardedPack::read_gradients(const at::Tensor& elemen
   for (size_t r = 0; r < received.size(); ++r)
     gradients.push_back({.batch = received[r],
                          .gradient = decode_rows(of_ranks[r], payloads_.backward,
-                                                 received[r].samples, tables().columns())
-                                         .to(tables().device())});
+                                                 received[r].samples, tables().columns())});
   return gradients;
 }
 

@@ -44,13 +44,13 @@ std::vector<TableMemory> least_memory(const PackSpec& spec, const TablePlacement
 /// - `y` and `gradient`: (samples, columns of the whole collection) float32. The collection is all
 ///   tables of the model. They are on the device of tables().
 ///
-/// Messages are on the CPU. Rows and gradients of a GPU are copied there and back.
+/// Messages of ids are on the CPU. Messages of rows and gradients are on the device of tables().
 class ShardedPack {
  public:
   /// `tiers`, if set, is for tables that do not fit in memory as a whole. `hashed` is for hashed
   /// tables. The numbers of rows and candidates in `hashed` are limits for whole tables. With
-  /// row-wise sharding, each of n ranks gets 1/n of these limits. The rows lie in `memory`. A GPU
-  /// has no Transfer::kRows. `counted` is RowTransfer's.
+  /// row-wise sharding, each of n ranks gets 1/n of these limits. The rows lie in `memory`.
+  /// `counted` is RowTransfer's.
   ShardedPack(const PackSpec& spec, const TablePlacement& plan, const PlacedPack& pack,
               int64_t rank, const comm::Payloads& payloads,
               const std::optional<TierOptions>& tiers = {}, const HashedOptions& hashed = {},
@@ -75,8 +75,10 @@ class ShardedPack {
   /// Returns null if the tables are not hashed.
   HashedTables* hashed() { return hashed_ ? &*hashed_ : nullptr; }
   const HashedTables* hashed() const { return hashed_ ? &*hashed_ : nullptr; }
-  /// Returns the device on which `pool_batch` takes ids after `begin`. It is the device of
-  /// tables(), unless a lookup without training still has to find their rows.
+  /// Returns true if `begin` leaves ids as they are. They are row numbers of tables() already.
+  bool takes_ids_as_they_are() const { return !tiers_ && !hashed_; }
+  /// Returns the device on which `pool_batch` and `gather` take ids after `begin`. It is the device
+  /// of tables(), unless a lookup without training still has to find their rows.
   at::Device ids_device() const {
     return (tiers_ || hashed_) && !training_ ? at::Device(at::kCPU) : tables().device();
   }
@@ -114,8 +116,8 @@ class ShardedPack {
   void begin(std::vector<Jagged>& received, bool training);
   /// The same for the ids of a RowTransfer. Each id counts with its occurrences.
   void begin(std::vector<RowTransfer::Received>& received, bool training);
-  /// Returns rows of the table with local number `local`, (n, dim) float32. `ids` (n) int64 are
-  /// prepared by `begin`. Tables on a GPU are not supported.
+  /// Returns rows of the table with local number `local`, (n, dim) float32 on the device of
+  /// tables(). `ids` (n) int64 are prepared by `begin`, on ids_device().
   at::Tensor gather(int64_t local, const at::Tensor& ids) const;
   /// Pools one batch that `begin` has prepared, on ids_device(). y is on the device of tables(),
   /// and has their columns. If alone(), these are all columns of the collection.

@@ -197,22 +197,9 @@ void GptTraining::share_anew(int64_t next, StepTimings& timings) {
   for (const std::string& line : executor_log_->words(next, *move)) output()->say(line);
 }
 
-void GptTraining::report_graph() {
-  const std::string& failure = step_->graph_failure();
-  if (told_graph_ || (!step_->has_graph() && failure.empty())) return;
-  told_graph_ = true;
-  user_check(failure.empty() || config().run.cuda_graph != "on",
-             "run.cuda_graph = \"on\", but the step cannot be recorded: {}", failure);
-  if (output() == nullptr) return;
-  if (failure.empty()) {
-    log_info("forward and backward run as one CUDA graph from step {} on", state_.step);
-  } else {
-    output()->warn("forward and backward run without a CUDA graph: " + failure);
-  }
-}
-
 void GptTraining::report_step() {
-  report_graph();
+  graph_report_.add(step_->has_graph(), step_->graph_failure(), config().run.cuda_graph,
+                    state_.step, output());
   report_quantization();
   report_expert_load();
   const std::string choice = plans_->end_step(state_.step, *group_);

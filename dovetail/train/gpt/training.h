@@ -10,6 +10,7 @@
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/gpt/step.h"
 #include "dovetail/train/gpt/step_sharing.h"
+#include "dovetail/train/loop/graph_report.h"
 #include "dovetail/train/loop/loop.h"
 #include "dovetail/train/numerics/quantization.h"
 #include "dovetail/train/optimizer/optimizer.h"
@@ -55,9 +56,6 @@ class GptTraining : public TrainingLoop {
   void restore_from(const std::map<std::string, at::Tensor>& tensors);
   /// Returns true if this rank measures quantization statistics in step `step`.
   bool quantization_report_due(int64_t step) const;
-  /// Logs once, after recording of the CUDA graph was tried: the step from which it runs, or why it
-  /// cannot. Throws UserError in the second case if run.cuda_graph = "on".
-  void report_graph();
   /// Writes the step's line of quantization.jsonl if it is due, and warns of bad statistics.
   void report_quantization();
   /// Writes the step's line of experts.jsonl if it is due.
@@ -75,7 +73,7 @@ class GptTraining : public TrainingLoop {
   std::optional<ExecutorLog> executor_log_;              ///< only if run.device lists executors
   std::optional<TrainStep> step_;
   std::optional<data::Loader> loader_;
-  bool told_graph_ = false;
+  GraphReport graph_report_;
   bool told_executors_ = false;  ///< balance.jsonl has the first shares of this process
 };
 

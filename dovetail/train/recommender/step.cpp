@@ -55,7 +55,7 @@ plan::PlannedStep::Inputs RecommenderStep::inputs_of(const StepRows& rows) {
     inputs.emplace_back("events", events);
   if (const at::Tensor negatives = lookups_.negative_mask(rows.ids); negatives.defined())
     inputs.emplace_back("negatives", negatives);
-  for (auto& [name, tensor] : inputs) tensor = tensor.to(device);
+  for (auto& [name, tensor] : inputs) tensor = embedding::on(tensor, device);
   return inputs;
 }
 
@@ -106,6 +106,11 @@ RecommenderStep::Losses RecommenderStep::add_gradients(const std::vector<at::Ten
   reducer_.begin();
   for (int64_t m = 0; m < parts; ++m) {
     const at::Tensor pooled = look_up(m);
+    if (parts == 1 && runs_as_graph(inputs, pooled)) {
+      losses = replay_graph(inputs, pooled);
+      send_gradient(m);
+      return losses;
+    }
     const int64_t first = std::min(m * now_.rows->micro_batch, samples);
     if (first < samples) now_.clock.start();
     run_dense(inputs, first, pooled, m + 1 == parts, losses);
@@ -177,6 +182,54 @@ void RecommenderStep::run_dense(const std::vector<at::Tensor>& inputs, int64_t f
                      return std::vector<at::Tensor>();
                    });
   }
+}
+
+bool RecommenderStep::runs_as_graph(const std::vector<at::Tensor>& inputs,
+                                    const at::Tensor& pooled) {
+  if (!options_.record || planned_ || !graph_failure_.empty()) return false;
+  if (!recorded_ && --steps_before_graph_ < 0) record_graph(inputs, pooled);
+  return recorded_ && recorded_->rows == now_.rows->rows &&
+         pooled.sizes() == recorded_->pooled.sizes() &&
+         std::ranges::equal(inputs, recorded_->inputs, {}, &at::Tensor::sizes, &at::Tensor::sizes);
+}
+
+void RecommenderStep::record_graph(const std::vector<at::Tensor>& inputs,
+                                   const at::Tensor& pooled) {
+  recorded_.emplace(Recorded{.inputs = {},
+                             .pooled = pooled.clone(),
+                             .rows = now_.rows->rows,
+                             .gradient = at::empty_like(pooled),
+                             .losses = {},
+                             .gradients = {},
+                             .replay = {}});
+  for (const at::Tensor& input : inputs) recorded_->inputs.push_back(input.clone());
+  try {
+    recorded_->replay = options_.record([this] { work_of_graph(); });
+  } catch (const c10::Error& error) {
+    graph_failure_ = error.what_without_backtrace();
+    recorded_.reset();
+    reducer_.begin();
+  }
+}
+
+void RecommenderStep::work_of_graph() {
+  reducer_.begin();
+  now_.gradient = recorded_->gradient;
+  recorded_->losses = {};
+  run_dense(recorded_->inputs, 0, recorded_->pooled, /*last=*/true, recorded_->losses);
+  reducer_.finish();
+  recorded_->gradients.clear();
+  for (size_t i = 0; i < reducer_.size(); ++i) recorded_->gradients.push_back(reducer_.gradient(i));
+}
+
+RecommenderStep::Losses RecommenderStep::replay_graph(const std::vector<at::Tensor>& inputs,
+                                                      const at::Tensor& pooled) {
+  recorded_->pooled.copy_(pooled);
+  for (size_t i = 0; i < inputs.size(); ++i) recorded_->inputs[i].copy_(inputs[i]);
+  recorded_->replay();
+  reducer_.replace(recorded_->gradients);
+  now_.gradient = recorded_->gradient;
+  return recorded_->losses;
 }
 
 void RecommenderStep::send_gradient(int64_t micro_batch) {

@@ -4,12 +4,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "dovetail/comm/gradient_reducer.h"
 #include "dovetail/data/rows/row_batch.h"
 #include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/models/recommender.h"
+#include "dovetail/ops/gpu_graph.h"
 #include "dovetail/plan/step/planned_step.h"
 #include "dovetail/train/embedding_tables/lookups.h"
 #include "dovetail/train/loop/step_outcome.h"
@@ -44,6 +46,10 @@ class RecommenderStep {
     double clip = 0;    ///< maximum norm of the dense part's gradient; 0: no clipping
     int64_t bucket_bytes = 4 << 20;         ///< gradient bytes in one all-reduce between ranks
     std::vector<double> task_weights = {};  ///< weights of the tasks' losses; empty: 1 each
+    /// Records forward and backward of the dense part as one CUDA graph, in the third step. Later
+    /// steps of the same shapes replay it. Only for a job of one rank without a memory plan. Steps
+    /// with several micro-batches run without it.
+    ops::WorkRecorder record = {};
   };
   /// `lookups` must outlive this object. `optimizer` must already be bound to `model`.
   RecommenderStep(std::shared_ptr<models::Recommender> model, const RecommenderLookups& lookups,
@@ -71,6 +77,12 @@ class RecommenderStep {
   /// Returns the seconds of forward and backward of the dense part, over the last step's
   /// micro-batches.
   double compute_s() const { return now_.clock.seconds; }
+
+  /// Returns true if the dense part's forward and backward have been recorded.
+  bool has_graph() const { return recorded_ && recorded_->replay; }
+  /// Returns the reason why they could not be recorded. It is empty if recording succeeded or has
+  /// not been tried.
+  const std::string& graph_failure() const { return graph_failure_; }
 
   /// Returns the dense part's gradient sums of the last step, over ranks and micro-batches. They
   /// are not divided by the number of samples.
@@ -110,6 +122,15 @@ class RecommenderStep {
   /// rank's samples. `pooled`: its pooled rows. `last`: true for the last micro-batch of the step.
   void run_dense(const std::vector<at::Tensor>& inputs, int64_t first, const at::Tensor& pooled,
                  bool last, Losses& losses);
+  /// Returns true if the dense part of this step, with one micro-batch, runs as a graph. The third
+  /// step records it.
+  bool runs_as_graph(const std::vector<at::Tensor>& inputs, const at::Tensor& pooled);
+  /// Records work_of_graph, or stores the reason of a failure in `graph_failure_`.
+  void record_graph(const std::vector<at::Tensor>& inputs, const at::Tensor& pooled);
+  /// Computes the results of `recorded_` from its inputs.
+  void work_of_graph();
+  /// Runs the graph for this step's inputs. Leaves gradients in `reducer_` and `now_`.
+  Losses replay_graph(const std::vector<at::Tensor>& inputs, const at::Tensor& pooled);
   /// Sends the gradient of the micro-batch's pooled rows to the ranks that hold the rows.
   void send_gradient(int64_t micro_batch);
   /// Adds up `loss_sum` and `auxiliary_sum` over ranks. `squares` is the squared norm of the
@@ -129,6 +150,23 @@ class RecommenderStep {
   /// of tensors, so operations that change `now_` are declared to change this tensor.
   at::Tensor outcome_marker_;
   std::optional<plan::PlannedStep> planned_;
+
+  /// The dense part as a graph, and the tensors that it reads and writes. They keep their
+  /// addresses.
+  struct Recorded {
+    std::vector<at::Tensor> inputs;  ///< as of `work`
+    at::Tensor pooled;
+    int64_t rows;                       ///< StepRows::rows
+    at::Tensor gradient;                ///< result: gradient of `pooled`
+    Losses losses;                      ///< result
+    std::vector<at::Tensor> gradients;  ///< result: gradient sums, one per parameter
+    std::function<void()> replay;       ///< empty while recording
+  };
+  std::optional<Recorded> recorded_;
+  /// Number of steps still to run before the graph is recorded. In these steps, libraries allocate
+  /// handles and workspaces, which is impossible while a graph is recorded.
+  int64_t steps_before_graph_ = 2;
+  std::string graph_failure_;
 };
 
 }  // namespace dovetail::train

@@ -17,6 +17,7 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/collective.h"
+#include "dovetail/ops/cuda_kernels.h"
 #include "dovetail/ops/simd_level.h"
 #include "dovetail/train/embedding_tables/checkpoint.h"
 #include "dovetail/train/embedding_tables/hashed.h"
@@ -72,6 +73,14 @@ models::RecommenderBatch on(const models::RecommenderBatch& batch, c10::Device d
           .negative_mask = move(batch.negative_mask)};
 }
 
+/// Returns the reason why the dense part of a step cannot be one CUDA graph; empty if it can.
+std::string cuda_graph_obstacle(const ResolvedRun& run, const comm::Group& group) {
+  if (!run.device.is_cuda()) return "the run is on the CPU";
+  if (ops::cuda_kernels() == nullptr) return "this build has no kernels for the GPU";
+  if (group.size() > 1) return "ranks exchange gradients while backward runs";
+  return "";
+}
+
 /// Share of the available RAM that the rows beside a GPU may take.
 constexpr double kHostShare = 0.5;
 
@@ -97,6 +106,13 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
       memory_before_(
           static_cast<double>(run_.device.is_cuda() ? gpu_allocated_bytes() : resident_bytes())) {
   const RunConfig& config = run_.config;
+  // On one rank, all training runs on this stream, because a graph can record it. Several ranks
+  // keep the default stream, because their communication threads use it, too.
+  if (run_.device.is_cuda() && group_->size() == 1 && config.run.cuda_graph != "off")
+    use_own_stream();
+  const std::string no_graph = cuda_graph_obstacle(run_, *group_);
+  user_check(config.run.cuda_graph != "on" || no_graph.empty(),
+             "run.cuda_graph = \"on\", but {}; use \"auto\"", no_graph);
   const auto seed = static_cast<uint64_t>(config.run.seed);
   std::shared_ptr<plan::PagedAllocations> paged = paged_until_there_is_a_plan(config.memory);
   model_ = models::make_recommender(config.recommender, recommender_inputs(config));
@@ -123,13 +139,21 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   model_->set_compute_dtype(run_.precision.compute);
   model_->to(run_.device);
   optimizer_->bind(*model_);
-  step_.emplace(model_, *lookups_, *optimizer_, group_,
-                RecommenderStep::Options{.grain = config.recommender.grain,
-                                         .clip = config.train.clip,
-                                         .bucket_bytes = config.train.bucket_bytes,
-                                         .task_weights = config.recommender.task_weights});
+  step_.emplace(
+      model_, *lookups_, *optimizer_, group_,
+      RecommenderStep::Options{.grain = config.recommender.grain,
+                               .clip = config.train.clip,
+                               .bucket_bytes = config.train.bucket_bytes,
+                               .task_weights = config.recommender.task_weights,
+                               .record = config.run.cuda_graph != "off" && no_graph.empty()
+                                             ? ops::WorkRecorder(ops::record_gpu_graph)
+                                             : nullptr});
   nlohmann::ordered_json chosen;
   build_tables(choose_sizes(chosen));
+  user_check(config.run.cuda_graph != "on" || sizes_.micro_batch >= run_.maximum_samples,
+             "run.cuda_graph = \"on\", but rows are looked up between micro-batches of {} samples. "
+             "Use \"auto\", or leave train.micro_batch out",
+             sizes_.micro_batch);
   if (resumed()) restore_from(checkpoint);
   if (start) {
     const UnrecordedAllocations of_the_tables;
@@ -220,7 +244,6 @@ embedding::TablePlacement RecommenderTraining::plan_for(int64_t groups) const {
   const auto ranks = static_cast<double>(group_->size());
   options.measured = {.samples = samples_ / ranks, .distinct = distinct_rows_};
   for (double& distinct : options.measured->distinct) distinct /= ranks;
-  if (run_.device.is_cuda() && !options.transfer) options.transfer = embedding::Transfer::kBags;
   return embedding::place_tables(lookups_->pack(), options);
 }
 
@@ -334,6 +357,8 @@ StepOutcome RecommenderTraining::train_step(int64_t number, double lr, bool want
 }
 
 void RecommenderTraining::report_step() {
+  graph_report_.add(step_->has_graph(), step_->graph_failure(), config().run.cuda_graph,
+                    state_.step, output());
   const int64_t every = config().log.tables_every;
   const bool hashed = std::ranges::any_of(tables_->spec().tables, &embedding::TableSpec::hashed);
   if (!hashed || every == 0 || (state_.step % every != 0 && !complete())) return;

@@ -13,6 +13,7 @@
 #include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/models/recommender.h"
 #include "dovetail/train/embedding_tables/lookups.h"
+#include "dovetail/train/loop/graph_report.h"
 #include "dovetail/train/loop/loop.h"
 #include "dovetail/train/optimizer/optimizer.h"
 #include "dovetail/train/recommender/step.h"
@@ -117,6 +118,7 @@ class RecommenderTraining : public TrainingLoop {
   std::optional<embedding::DistributedTables> tables_;
   std::optional<Optimizer> optimizer_;
   std::optional<RecommenderStep> step_;
+  GraphReport graph_report_;
   std::optional<data::RowLoader> loader_;
   /// Counters of hashed tables (without a fixed vocabulary) at the last line of tables.jsonl,
   /// summed over ranks.

@@ -25,12 +25,17 @@ double RecommenderTraining::time_steps(int64_t micro_batch) {
   sizes_.micro_batch = micro_batch;
   const int64_t begin = state_.step, count = std::min(kTimedSteps, total_steps() - begin);
   if (timed_step_ < begin || timed_step_ + count > total_steps()) timed_step_ = begin;
+  const auto gpu_is_done = [this] {
+    if (run_.device.is_cuda()) synchronize_gpu();
+  };
+  gpu_is_done();
   const double begin_s = now_seconds();
   for (int64_t i = 0; i < count; ++i) {
     StepRows now = take_step(timed_step_++);
     step_->pass(now, *tables_, start_after(now.step, i + 1 == count));
     tables_->update(now.tables);
   }
+  gpu_is_done();
   const double step_s = (now_seconds() - begin_s) / static_cast<double>(count);
   return sum_over_ranks(*group_, {step_s}).front() / group_->size();
 }

@@ -58,8 +58,9 @@ void check_sharing(const RunConfig& config) {
   const char* const one_device = "name one device, for example run.device = \"cpu\"";
   refuse(config.kind() == RunKind::kRecommender,
          fmt::format("recommender.model = \"{}\"", config.recommender.model),
-         "executors share the steps of a GPT; tables and their updates are on one device",
-         one_device);
+         "tables and their updates are on one device, and cores would compute about 2 % of the "
+         "dense part",
+         "use run.device = \"cuda\" or \"cpu\"; several GPUs train as ranks (`dovetail launch`)");
   refuse(config.kind() == RunKind::kVision,
          fmt::format("vision.model = \"{}\"", config.vision.model),
          "executors share the steps of a GPT", one_device);

@@ -112,10 +112,6 @@ void check_recommender_on_gpu(const RunConfig& config) {
   constexpr const char* kHelp = "use run.device = \"cpu\", or leave it out";
   if (config.embedding.row_dtype == "mxfp8")
     throw UserError("embedding.row_dtype = \"mxfp8\": rows on a GPU are fp32 or bf16", kHelp);
-  if (config.embedding.transfer == "rows")
-    throw UserError(
-        "embedding.transfer = \"rows\": ranks with tables on GPUs exchange pooled rows only",
-        "leave it out, or use run.device = \"cpu\"");
   if (!config.memory.budget.empty())
     throw UserError("memory.budget does not work with a recommender on a GPU yet", kHelp);
 }
