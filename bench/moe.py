@@ -21,7 +21,8 @@ Dovetail's. bf16 is the dtype of x, weights, result and gradients. The peers mul
 to float32, in float32: whichever ATen does faster on this CPU. Gradients stay where an optimizer reads them, one
 tensor per parameter. Freed memory is kept, for every side.
 
-Sides take turns within a round, with a pause before each. The best round of each counts. A side that takes over
+Sides take turns within a round, with a pause before each. The best round of each counts. Times on one thread are the
+process's CPU time, which other programs disturb less than the wall time. A side that takes over
 three times the dense side's time leaves after three rounds. The roofline is the rate of a product of 2048 cubed in the
 same rounds. Claims:
 
@@ -40,12 +41,12 @@ import pathlib
 import statistics
 import sys
 import time
-import warnings
+from collections.abc import Callable
 
 import torch
 from dovetail import functional
 from moe_sides import ACTIVATIONS, PEERS, SWIGLU_ALONE, Dense, Dovetail, Network, Side, install
-from peers import IDLE_S, best_of, machine
+from peers import IDLE_S, machine
 from torch import Tensor
 
 SHAPES = {
@@ -72,7 +73,9 @@ def aten_rates() -> dict[str, float]:
     """GFLOP/s of ATen's product of 512 cubed, one thread."""
     torch.set_num_threads(1)
     operands = {name: torch.ones(512, 512, dtype=dtype) for name, dtype in DTYPES.items()}
-    return {name: 2 * 512**3 / best_of(lambda a=a: a @ a, 5) / 1e9 for name, a in operands.items()}
+    return {
+        name: max(2 * 512**3 / seconds_of(lambda a=a: a @ a) / 1e9 for _ in range(5)) for name, a in operands.items()
+    }
 
 
 def forget_gradients(side: Side, x: Tensor) -> None:
@@ -80,11 +83,17 @@ def forget_gradients(side: Side, x: Tensor) -> None:
     x.grad = None
 
 
+def seconds_of(action: Callable[[], object]) -> float:
+    """Wall time, or the process's CPU time if it has one thread."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    begin = clock()
+    action()
+    return clock() - begin
+
+
 def step(side: Side, x: Tensor, dy: Tensor) -> float:
     """Seconds of forward and backward."""
-    begin = time.perf_counter()
-    side(x).backward(dy)
-    seconds = time.perf_counter() - begin
+    seconds = seconds_of(lambda: side(x).backward(dy))
     forget_gradients(side, x)
     return seconds
 
@@ -119,7 +128,7 @@ def large_product(dtype: torch.dtype, by_aten: bool) -> float:
     """FLOP/s of a product of 2048 cubed: the better of Dovetail's and ATen's."""
     a = torch.ones(2048, 2048, dtype=dtype)
     products = [functional.linear, *([torch.nn.functional.linear] if by_aten else [])]
-    return 2 * 2048**3 / min(best_of(lambda product=product: product(a, a), 1) for product in products)
+    return 2 * 2048**3 / min(seconds_of(lambda product=product: product(a, a)) for product in products)
 
 
 def measure(options, shape_name: str, dtype: str, threads: int) -> dict:
@@ -220,7 +229,6 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
-    warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype is not supported")  # torchtitan's gate
     keep_freed_memory()
     here, rates = machine(), aten_rates()
     options.bf16_products = torch.bfloat16 if rates["bf16"] > rates["fp32"] else torch.float32

@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import logging
+import os
+import warnings
 
 import torch
 from dovetail import functional
@@ -107,6 +109,8 @@ class DeepSpeed(Side):
 
     def __init__(self, network: Network):
         super().__init__(network)
+
+        os.environ["DS_ACCELERATOR"] = "cpu"
         from deepspeed.moe.layer import MoE
 
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -135,7 +139,7 @@ class DeepSpeed(Side):
 
 
 class Float32Gate(nn.Module):
-    """The gate in float32. torchtitan wants the same by an autocast to float32, which a CPU does not have."""
+    """The gate in float32. torchtitan asks for it by an autocast to float32, which a CPU does not have."""
 
     def __init__(self, weight: Tensor):
         super().__init__()
@@ -176,6 +180,7 @@ class Torchtitan(Side):
         self.layer = MoE.Config(
             num_experts=experts, routed_experts=routed, router=router, load_balance_coeff=None
         ).build()
+        warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype is not supported")
         self.layer.router.gate = Float32Gate(network.router)
         inner = self.inner = self.layer.routed_experts.inner_experts
         gate, up = network.up.chunk(2, dim=1)
