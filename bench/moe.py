@@ -210,7 +210,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shapes", default="E16,E64", help="of " + ",".join(SHAPES))
     parser.add_argument("--activation", default="swiglu", choices=ACTIVATIONS)
     parser.add_argument("--peers", help=f"of {','.join(PEERS)}; empty: none; default: all with the activation")
-    parser.add_argument("--out", help="also write the result as JSON")
+    parser.add_argument("--out", help="also write the result as JSON, after each measurement")
     options = parser.parse_args()
     lacking = [] if options.activation == "swiglu" else SWIGLU_ALONE
     if options.peers is None:
@@ -249,8 +249,8 @@ def main() -> int:
     for shape, dtype, threads in itertools.product(options.shapes, options.dtypes, options.threads):
         result["results"].append(measure(options, shape, dtype, threads))
         holds = print_line(result["results"][-1]) and holds
-    if options.out:
-        pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+        if options.out:
+            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
     return 0 if holds else 1
 
 
