@@ -11,20 +11,23 @@ width 1024. Sides:
 - dovetail: `dovetail.moe.MoELayer`
 - deepspeed: DeepSpeed-MoE without drops, with Dovetail's activation in its experts
 - torchtitan, torchtitan_compiled: torchtitan's layer, plain and under torch.compile; SwiGLU alone
-- PyTorch's operators with Dovetail's activation: grouped_mm (`torch._grouped_mm`), sorted (one product per slice of
-  sorted rows), index_add (a loop over the experts), padded (`bmm` of rows padded to the largest load)
+- four sides of PyTorch's operators, with Dovetail's activation:
+
+  - grouped_mm: `torch._grouped_mm`
+  - sorted: one product per slice of sorted rows
+  - index_add: a loop over the experts
+  - padded: `bmm` of rows padded to the largest load
 
 DeepSpeed and torchtitan are packages of PyPI, installed alone in the cache folder. Tutel has no package there.
 
-All mixtures have the same weights. Before the timing, the result and the gradients of each peer are compared with
-Dovetail's. bf16 is the dtype of x, weights, result and gradients. The peers multiply in bfloat16 or, on operands cast
-to float32, in float32: whichever ATen does faster on this CPU. Gradients stay where an optimizer reads them, one
-tensor per parameter. Freed memory is kept, for every side.
+All mixtures have the same weights. Before the timing, each peer's result and gradients are compared with Dovetail's.
+In bf16, x, weights, result and gradients are bfloat16. The peers multiply in bfloat16, or in float32 after a cast:
+whichever ATen does faster on this CPU. Gradients stay where an optimizer reads them, one tensor per parameter. Freed
+memory is kept, for every side.
 
 Sides take turns within a round, with a pause before each. The best round of each counts. Times on one thread are the
-process's CPU time, which other programs disturb less than the wall time. A side that takes over
-three times the dense side's time leaves after three rounds. The roofline is the rate of a product of 2048 cubed in the
-same rounds. Claims:
+process's CPU time, which other programs disturb less than wall time. A side that takes over three times the dense
+side's time leaves after three rounds. The roofline is the rate of a product of 2048 cubed in the same rounds. Claims:
 
 - Dovetail is the fastest mixture
 - it takes at most 1.05 (E16, large) or 1.10 (E64) times the dense side's time in fp32
@@ -169,7 +172,7 @@ def measure(options, shape_name: str, dtype: str, threads: int) -> dict:
 
 
 def claims(line: dict, most_of_dense: float) -> list[dict]:
-    """Ratios of Dovetail's time, and the most that each may be."""
+    """Ratios of Dovetail's time to other sides', and their bounds."""
     ms = {name: side["ms"] for name, side in line["sides"].items()}
     out = []
     if line["dtype"] == "fp32" or line["threads"] == 1:

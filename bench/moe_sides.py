@@ -11,7 +11,7 @@ from dovetail.moe import MoELayer
 from peers import add_peers
 from torch import Tensor, nn
 
-# What importing each needs beside the environment. torchtitan's trainer needs more.
+# DeepSpeed and torchtitan, each with the packages that importing its layer needs.
 PACKAGES = [
     "deepspeed==0.19.8",
     "einops==0.8.2",
@@ -56,7 +56,7 @@ class Side(nn.Module):
         self.activation = ACTIVATIONS[network.activation]
 
     def gradients(self) -> dict[str, Tensor]:
-        """Of router (E, width), up (E, rows, width) and down (E, width, ff)."""
+        """Gradients of router (E, width), up (E, rows, width) and down (E, width, ff)."""
         raise NotImplementedError
 
 
