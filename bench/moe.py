@@ -218,6 +218,8 @@ def parse() -> argparse.Namespace:
     lacking = [] if options.activation == "swiglu" else SWIGLU_ALONE
     if options.peers is None:
         options.peers = ",".join(name for name in PEERS if name not in lacking)
+        if lacking:
+            print(f"without {' and '.join(lacking)}: SwiGLU alone")
     for name, known in [("peers", PEERS), ("dtypes", DTYPES), ("shapes", SHAPES)]:
         given = [part for part in getattr(options, name).split(",") if part]
         setattr(options, name, given)
