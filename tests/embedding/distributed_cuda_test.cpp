@@ -57,7 +57,7 @@ TEST_F(DistributedCudaTables, MeansWeightsGroupsAndMicroBatchesTrainAsOnTheCpu) 
                        .micro_batches = 3,
                        .weighted = true,
                        .pooling = Pooling::kMean,
-                       .optimizer = OptimizerKind::kRowWiseAdagrad,
+                       .optimizer = OptimizerKind::kAdagrad,
                        .transfer = transfer});
 }
 

@@ -173,10 +173,11 @@ std::vector<double> losses_over(int ranks, const Clicks& data, const RunConfig& 
 
 RunConfig over_ranks(const Clicks& data, const std::string& name, const std::string& sharding,
                      const std::string& transfer) {
-  RunConfig config = data.config("deepfm", name + sharding + transfer);
+  RunConfig config = data.config("dlrm", name + sharding + transfer);
   config.run.device = "cuda";
   config.train.steps = 40;
   config.embedding.sharding = sharding;
+  config.embedding.optimizer = "adagrad";  // tables can be cut by columns
   config.embedding.transfer = transfer;
   return config;
 }
@@ -195,7 +196,7 @@ TEST(RecommenderCuda, TwoRanksOnOneCardTrainToTheLossesOfOne) {
       for (const std::string exchange : {"bf16", "mxfp8"}) {
         RunConfig rounded = over_ranks(data, exchange, sharding, transfer);
         rounded.embedding.exchange = exchange;
-        EXPECT_THAT(losses_over(2, data, rounded), Pointwise(DoubleNear(2e-2), expected));
+        EXPECT_THAT(losses_over(2, data, rounded), Pointwise(DoubleNear(3e-2), expected));
       }
     }
   RunConfig dynamic = over_ranks(data, "dynamic", "row", "rows");
