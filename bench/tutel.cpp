@@ -27,7 +27,6 @@
 // memory. `dropless` is no slower than `sparse` and uses less memory under the skewed load. Exit
 // code 1 when one does not hold.
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -43,10 +42,10 @@
 #include <thread>
 #include <vector>
 
+#include "bench/expert_job.h"
 #include "dovetail/base/error.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/trace.h"
-#include "dovetail/moe/parallel_experts.h"
 #include "dovetail/moe/simulate.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/ops/functions.h"
@@ -56,56 +55,28 @@ namespace {
 
 using namespace dovetail;
 using namespace dovetail::moe;
+using namespace dovetail::bench;
 
-struct Options {
-  int ranks = 4;
-  int64_t tokens = 512, width = 256, hidden = 512, experts = 16, k = 2, rounds = 7;
+struct Options : LayerSizes {
+  int64_t rounds = 7;
   std::string cluster = "configs/clusters/a100_8x_hdr.json", out, plot;
 };
 
-at::Tensor random(at::IntArrayRef sizes, uint64_t seed) {
-  return at::randn(sizes, at::make_generator<at::CPUGeneratorImpl>(seed));
-}
-
 /// Inputs of a side on its rank.
-struct Job {
-  const Options& options;
-  std::shared_ptr<comm::Group> group;
-  ExpertRanks ranks;
-  ExpertWeights weights;  // experts of this rank
-  at::Tensor up, down;    // weights as (E / W, H, C) and (E / W, C, H)
-  at::Tensor x, logits;   // leaves
-  at::Tensor dy;
+struct Job : ExpertJob {
+  at::Tensor up, down;  // weights as (E / W, H, C) and (E / W, C, H)
 };
 
 Job make_job(const Options& options, const std::shared_ptr<comm::Group>& group, int64_t experts,
              int cut, double skew) {
-  Job job{.options = options, .group = group};
+  LayerSizes sizes = options;
+  sizes.experts = experts;
+  Job job{make_expert_job(sizes, group, cut, skew)};
   const auto seed = static_cast<uint64_t>(group->rank());
-  job.ranks.placement = make_placement(experts, options.ranks, cut, options.hidden, false);
-  job.ranks.group = group;
-  if (options.ranks % 2 == 0 && options.ranks > 2)
-    job.ranks.nodes = comm::split_by_node(*group, options.ranks / 2);
-  job.weights.activation = "gelu";
-  const int64_t count = job.ranks.placement.count(job.ranks.placement.holder(group->rank())),
-                hidden = options.hidden / cut;
-  for (int64_t e = 0; e < count; ++e) {
-    job.weights.up.push_back(
-        random({hidden, options.width}, 10 + seed).mul_(0.05).requires_grad_());
-    job.weights.down.push_back(
-        random({options.width, hidden}, 20 + seed).mul_(0.05).requires_grad_());
-  }
+  const int64_t count = std::ssize(job.weights.up), hidden = options.hidden / cut;
   job.up = random({count, hidden, options.width}, 10 + seed).mul_(0.05).requires_grad_();
   job.down = random({count, options.width, hidden}, 20 + seed).mul_(0.05).requires_grad_();
-  job.x = random({options.tokens, options.width}, 30 + seed).requires_grad_();
-  const at::Tensor favour = at::arange(experts, at::kFloat).add_(1).log_().mul_(-skew);
-  job.logits = (random({options.tokens, experts}, 40 + seed) + favour).requires_grad_();
-  job.dy = random({options.tokens, options.width}, 50 + seed);
   return job;
-}
-
-Routing routed(const Job& job, Drop drop, int64_t capacity = 0) {
-  return route(job.logits, {.k = job.options.k, .drop = drop, .capacity = capacity});
 }
 
 /// Routes with the capacity that the largest load of any expert on any rank needs. All ranks agree
@@ -144,12 +115,6 @@ at::Tensor by_capacity(const Job& job) {
                                {.weights = job.weights}, job.ranks, {}, routing.capacity);
 }
 
-at::Tensor dropless(const Job& job, const ExpertLayout& plan) {
-  const Routing routing = routed(job, Drop::kNone);
-  return parallel_feed_forward(job.x, routing.weight, routing.expert, routing.slot,
-                               {.weights = job.weights}, job.ranks, plan);
-}
-
 struct Side {
   std::string name;
   std::function<at::Tensor(const Job&)> forward;
@@ -158,18 +123,9 @@ struct Side {
 };
 
 void step(const Job& job, const Side& side) {
-  for (const auto* list : {&job.weights.up, &job.weights.down})
-    for (const at::Tensor& tensor : *list) tensor.mutable_grad().reset();
-  for (const at::Tensor& tensor : {job.x, job.logits, job.up, job.down})
-    tensor.mutable_grad().reset();
+  forget_gradients(job);
+  for (const at::Tensor& tensor : {job.up, job.down}) tensor.mutable_grad().reset();
   side.forward(job).backward(job.dy);
-}
-
-double largest(comm::Group& group, double value) {
-  double most = 0;
-  for (const at::Tensor& of_rank : group.all_gather(at::full({1}, value, at::kDouble)))
-    most = std::max(most, of_rank.item<double>());
-  return most;
 }
 
 /// Every side on every rank, in turns.

@@ -2,9 +2,9 @@
 
 usage: ./dev mutations [NAME...]
 
-A mutation replaces one piece of a source file so that results stay right and the technique is gone, such as an exchange
-that ignores its layout. A test named beside it must fail. The file is restored after each mutation. Prints a line for
-each and ends with 1 if a mutation passes its test.
+A mutation replaces one piece of a source file. Results stay right, and a technique is gone. An exchange may ignore its
+layout, for example. The test named beside a mutation must fail. The file is restored afterwards. Prints a line for each
+mutation and ends with 1 if a test passes in spite of it.
 """
 
 import pathlib

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/median.h"
 #include "dovetail/base/trace.h"
@@ -39,40 +40,50 @@ double slowest_rank_seconds(Group& group, int repeats, const std::function<void(
 
 namespace {
 
-std::vector<LinkSample> measure(Group& group, const auto& sizes) {
+/// Times work on a device, as slowest_rank_seconds does.
+double seconds_on(at::Device device, Group& group, int repeats, const std::function<void()>& work) {
+  return slowest_rank_seconds(group, repeats, [&] {
+    work();
+    if (device.is_cuda()) synchronize_gpu();
+  });
+}
+
+std::vector<LinkSample> measure(Group& group, const auto& sizes, at::Device device) {
   std::vector<LinkSample> samples;
   for (const int64_t bytes : sizes) {
     const double others = group.size() - 1;
     const int repeats = bytes >= 1 << 20 ? 9 : 41;
-    samples.push_back(
-        {others, others * static_cast<double>(bytes), measure_all_to_all(group, bytes, repeats)});
+    samples.push_back({others, others * static_cast<double>(bytes),
+                       measure_all_to_all(group, bytes, repeats, device)});
   }
   return samples;
 }
 
-double measure_copy(Group& world) {
-  const auto x = at::zeros({512, 8, 1024});
+double measure_copy(Group& world, at::Device device) {
+  const auto x = at::zeros({512, 8, 1024}, device);
   return static_cast<double>(x.nbytes()) /
-         slowest_rank_seconds(world, 9, [&] { x.transpose(0, 1).contiguous(); });
+         seconds_on(device, world, 9, [&] { x.transpose(0, 1).contiguous(); });
 }
 
 /// Share of an exchange that products of about equal length hide.
-double measure_overlap_share(Group& world) {
+double measure_overlap_share(Group& world, at::Device device) {
   if (world.size() == 1) return 1;
-  const auto x = at::zeros({world.size(), 1 << 20}, at::kByte);
+  const auto x = at::zeros({world.size(), 1 << 20}, at::device(device).dtype(at::kByte));
   auto y = at::empty_like(x);
   const std::vector<int64_t> one(static_cast<size_t>(world.size()), 1);
-  const auto a = at::ones({256, 256});
+  const auto a = at::ones({256, 256}, device);
   constexpr int kRepeats = 15;
-  const double exchange = slowest_rank_seconds(
-                   world, kRepeats, [&] { world.all_to_all_async(y, x, one, one)->wait(); }),
-               product = slowest_rank_seconds(world, kRepeats, [&] { at::mm(a, a); });
+  const auto seconds = [&](const std::function<void()>& work) {
+    return seconds_on(device, world, kRepeats, work);
+  };
+  const double exchange = seconds([&] { world.all_to_all_async(y, x, one, one)->wait(); }),
+               product = seconds([&] { at::mm(a, a); });
   const int products = std::max(1, static_cast<int>(std::lround(exchange / product)));
   const auto compute = [&] {
     for (int i = 0; i < products; ++i) at::mm(a, a);
   };
-  const double alone = slowest_rank_seconds(world, kRepeats, compute);
-  const double together = slowest_rank_seconds(world, kRepeats, [&] {
+  const double alone = seconds(compute);
+  const double together = seconds([&] {
     const auto work = world.all_to_all_async(y, x, one, one);
     compute();
     work->wait();
@@ -80,38 +91,39 @@ double measure_overlap_share(Group& world) {
   return std::clamp((exchange + alone - together) / std::min(exchange, alone), 0.0, 1.0);
 }
 
-double measure_product(Group& world, int64_t size, int repeats) {
-  const auto a = at::ones({size, size});
-  return slowest_rank_seconds(world, repeats, [&] { at::mm(a, a); });
+double measure_product(Group& world, int64_t size, int repeats, at::Device device) {
+  const auto a = at::ones({size, size}, device);
+  return seconds_on(device, world, repeats, [&] { at::mm(a, a); });
 }
 
 }  // namespace
 
-double measure_all_to_all(Group& group, int64_t bytes, int repeats) {
-  const auto x = at::zeros({group.size(), bytes}, at::kByte);
+double measure_all_to_all(Group& group, int64_t bytes, int repeats, at::Device device) {
+  const auto x = at::zeros({group.size(), bytes}, at::device(device).dtype(at::kByte));
   auto y = at::empty_like(x);
   const std::vector<int64_t> one(static_cast<size_t>(group.size()), 1);
-  return slowest_rank_seconds(group, repeats,
-                              [&] { group.all_to_all_async(y, x, one, one)->wait(); });
+  return seconds_on(device, group, repeats,
+                    [&] { group.all_to_all_async(y, x, one, one)->wait(); });
 }
 
-Calibration calibrate(Group& world, int ranks_per_node) {
+Calibration calibrate(Group& world, int ranks_per_node, at::Device device) {
   Calibration result;
   auto& model = result.model;
   model.ranks_per_node = ranks_per_node;
   const auto nodes = split_by_node(world, ranks_per_node);
   if (ranks_per_node > 1) {
-    result.fitted = measure(*nodes.inside, kFitted);
-    result.held_out = measure(*nodes.inside, kHeldOut);
+    result.fitted = measure(*nodes.inside, kFitted, device);
+    result.held_out = measure(*nodes.inside, kHeldOut, device);
     model.inside = fit_link(result.fitted);
   }
-  if (nodes.between->size() > 1) model.between = fit_link(measure(*nodes.between, kFitted));
-  model.copy_bytes_per_s = measure_copy(world);
+  if (nodes.between->size() > 1) model.between = fit_link(measure(*nodes.between, kFitted, device));
+  model.copy_bytes_per_s = measure_copy(world, device);
   constexpr int64_t kLarge = 768, kSmall = 16;
-  model.call_s = measure_product(world, kSmall, 41);
-  model.flops = 2.0 * kLarge * kLarge * kLarge / measure_product(world, kLarge, 9);
-  model.overlap_share = measure_overlap_share(world);
-  model.source = fmt::format("measured on {} ranks of {}", world.size(), machine().cpu_name);
+  model.call_s = measure_product(world, kSmall, 41, device);
+  model.flops = 2.0 * kLarge * kLarge * kLarge / measure_product(world, kLarge, 9, device);
+  model.overlap_share = measure_overlap_share(world, device);
+  model.source = fmt::format("measured on {} ranks of {}", world.size(),
+                             device.is_cuda() ? "GPUs" : machine().cpu_name);
   return result;
 }
 

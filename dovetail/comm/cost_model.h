@@ -90,9 +90,9 @@ struct Calibration {
 };
 /// Measures the cost model on the ranks of `world`. All ranks call it together and get the same
 /// result. It times all-to-alls of growing size inside a node and, if there are several nodes,
-/// between nodes. It also times strided copies and matrix products, run by all ranks at the same
-/// time, and products beside an exchange.
-Calibration calibrate(Group& world, int ranks_per_node);
+/// between nodes. It also times strided copies and matrix products on all ranks at the same
+/// time. Products are also timed beside an exchange. `device`: place of rows and products.
+Calibration calibrate(Group& world, int ranks_per_node, at::Device device = at::kCPU);
 
 /// Runs `work` `repeats` times on all ranks at once. Takes the time of the slowest rank in each
 /// repetition, and returns the median of these times in seconds. All ranks of `group` call it
@@ -101,6 +101,6 @@ double slowest_rank_seconds(Group& group, int repeats, const std::function<void(
 
 /// Measures an all-to-all in which each rank sends `bytes` to each rank. Returns the seconds as
 /// `slowest_rank_seconds` does.
-double measure_all_to_all(Group& group, int64_t bytes, int repeats);
+double measure_all_to_all(Group& group, int64_t bytes, int repeats, at::Device device = at::kCPU);
 
 }  // namespace dovetail::comm

@@ -235,6 +235,11 @@ Exchange::Pending Exchange::start(const at::Tensor& x) const {
   if (group_) return start_linear(*group_, x, splits_.receive, splits_.send);
   Exchange plan = *this;
   plan.nodes_.stages = nullptr;  // the thread must not hold itself
+  if (x.is_cuda()) {  // waiting makes this thread's stream wait, which another thread's cannot
+    std::promise<at::Tensor> made;
+    made.set_value(plan.reversed_ ? plan.run_backward(x.detach()) : plan.run_forward(x.detach()));
+    return {nodes_.stages, made.get_future()};
+  }
   return {nodes_.stages, nodes_.stages->start([plan = std::move(plan), rows = x.detach()] {
             return plan.reversed_ ? plan.run_backward(rows) : plan.run_forward(rows);
           })};

@@ -105,8 +105,8 @@ class Exchange {
   };
 
   /// Starts to send the rows of x (rows_sent(), ...), contiguous, any dtype, ordered by destination
-  /// rank. Autograd does not see it (`start_all_to_all` is differentiable). It returns before other
-  /// ranks have called it. The rows must not change before `wait`.
+  /// rank. Autograd does not see it (`start_all_to_all` is differentiable). On the CPU it returns
+  /// before other ranks have called it. The rows must not change before `wait`.
   Pending start(const at::Tensor& x) const;
 
  private:

@@ -103,6 +103,20 @@ Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64
   return dispatch_on_cpu(expert, slot, experts, capacity);
 }
 
+DispatchedRows on_device(DispatchedRows rows, int64_t tokens, int64_t k, at::Device device) {
+  if (device.is_cpu()) return rows;
+  const at::Tensor rows_of_token = at::full({tokens, k}, -1, at::kInt);
+  auto* of_token = rows_of_token.mutable_data_ptr<int32_t>();
+  const auto* token = rows.token.const_data_ptr<int32_t>();
+  std::vector<int32_t> count(static_cast<size_t>(tokens), 0);
+  for (int64_t row = 0; row < rows.size(); ++row)
+    of_token[token[row] * k + count[static_cast<size_t>(token[row])]++] = static_cast<int32_t>(row);
+  rows.rows_of_token = rows_of_token.to(device);
+  rows.token = rows.token.to(device);
+  rows.choice = rows.choice.to(device);
+  return rows;
+}
+
 DispatchedRows RecordedRows::resolve() const {
   const auto* offset = offsets.const_data_ptr<int64_t>();
   DispatchedRows rows = {.offsets = {offset, offset + offsets.size(0)}, .choice = {}, .token = {}};

@@ -100,6 +100,10 @@ Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t expe
 Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
                          int64_t capacity);
 
+/// Copies rows that were made on the CPU to `device`. On a GPU, `rows_of_token` is set as well, for
+/// `tokens` tokens of at most `k` rows each.
+DispatchedRows on_device(DispatchedRows rows, int64_t tokens, int64_t k, at::Device device);
+
 /// Returns the dispatched matrix (P, C): the rows of x (T, C), expert by expert, with zeros in
 /// empty places.
 at::Tensor dispatch_rows(const at::Tensor& x, const Dispatch& dispatch);

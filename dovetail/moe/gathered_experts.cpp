@@ -148,8 +148,8 @@ class Pieces {
   Placement placement_;
   std::shared_ptr<comm::Group> group_;
   std::string activation_;
-  std::vector<std::vector<int64_t>> shapes_;  // of this rank's slices
-  int64_t elements_ = 0;                      // of one expert's slices
+  std::vector<std::vector<int64_t>> shapes_;  // sizes of this rank's slices
+  int64_t elements_ = 0;                      // elements of one expert's slices
   int64_t at_once_ = 1;                       // experts of a rank in a piece
   int64_t most_ = 0;                          // maximum number of experts of a rank
 };
@@ -210,7 +210,7 @@ class GatherFunction : public torch::autograd::Function<GatherFunction> {
               "dovetail::reduce_experts", {.reads = gradients},
               [gathered](const Operands& inputs) { return gathered->pieces.reduce(inputs.reads); });
         });
-    own.emplace_back();  // of `gathered`
+    own.emplace_back();  // no gradient of `gathered`
     return own;
   }
 };

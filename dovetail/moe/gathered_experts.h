@@ -21,8 +21,8 @@ ExpertWeights gather_slices(const ExpertWeights& own, const std::vector<int64_t>
 /// freed before it returns. Backward gathers them again, and frees them before it sums the
 /// gradients over the ranks. A recorded step frees nothing, since its memory plan decides.
 ///
-/// Forward is an all-gather, backward an all-gather and a reduce-scatter, each in pieces of about
-/// 4 MB for each rank. With n ranks each of them sends (n - 1)/n of the experts' bytes.
+/// Forward is an all-gather, backward an all-gather and a reduce-scatter. Each goes in pieces of
+/// about 4 MB for each rank. With n ranks each of them sends (n - 1)/n of the experts' bytes.
 at::Tensor with_all_experts(
     const ExpertWeights& own, const ExpertRanks& ranks,
     const std::function<at::Tensor(const ExpertWeights& all)>& feed_forward);

@@ -85,16 +85,30 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   return out;
 }
 
+Layer::Load Layer::load() const {
+  const at::Tensor numbers = load_.cpu();
+  const auto* number = numbers.const_data_ptr<int64_t>();
+  return {.count = {number, number + config_.experts}, .dropped = number[config_.experts]};
+}
+
+void Layer::add_load(const Load& of_replica) {
+  std::vector<int64_t> numbers = of_replica.count;
+  numbers.push_back(of_replica.dropped);
+  load_.add_(at::tensor(numbers, load_.options()));
+}
+
+void Layer::reset_load() {
+  load_ = at::zeros({config_.experts + 1}, at::kLong);
+  router_->begin_step();
+}
+
 void Layer::add_to_load(const Routing& routing) {
   operation_once("dovetail::moe_count_load", {.reads = {routing.count, routing.slot}},
                  [this](const Operands& inputs) {
-                   const at::Tensor counts = inputs.reads[0].cpu();
-                   const auto* count = counts.const_data_ptr<int64_t>();
-                   for (size_t e = 0; e < load_.count.size(); ++e) {
-                     load_.count[e] += count[e];
-                     load_.dropped += count[e];
-                   }
-                   load_.dropped -= (inputs.reads[1] >= 0).sum().item<int64_t>();
+                   const auto [count, slot] = inputs.read<2>();
+                   if (load_.device() != count.device()) load_ = load_.to(count.device());
+                   load_.narrow(0, 0, config_.experts).add_(count);
+                   load_.select(0, config_.experts).add_(count.sum()).sub_(slot.ge(0).sum());
                    return std::vector<at::Tensor>();
                  });
 }
@@ -169,9 +183,8 @@ LocalExperts Layer::local_experts(const at::Tensor& x) const {
   return local;
 }
 
-std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers_of(
-    const torch::nn::Module& model) {
-  std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers;
+Layers layers_of(const torch::nn::Module& model) {
+  Layers layers;
   for (const auto& item : model.named_modules("", /*include_self=*/false))
     if (auto layer = std::dynamic_pointer_cast<Layer>(item.value()))
       layers.emplace_back(item.key(), std::move(layer));

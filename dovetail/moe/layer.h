@@ -53,13 +53,14 @@ class Layer : public torch::nn::Module {
     int64_t choices() const { return std::accumulate(count.begin(), count.end(), int64_t{0}); }
   };
   using torch::nn::Module::load;
-  const Load& load() const { return load_; }
+  /// Returns the load. If it is on a GPU, the host waits for it.
+  Load load() const;
+  /// Adds the load of a replica, which ran other micro-batches of the same step.
+  void add_load(const Load& of_replica);
   /// Sets the load to zero. Call it at the beginning of a step.
-  void reset_load() {
-    load_ = {.count = std::vector<int64_t>(static_cast<size_t>(config_.experts), 0)};
-    router_->begin_step();
-  }
+  void reset_load();
 
+  int64_t experts() const { return config_.experts; }  ///< on all ranks
   Router& router() { return *router_; }
   const std::shared_ptr<const ExpertRanks>& ranks() const { return ranks_; }
 
@@ -101,11 +102,13 @@ class Layer : public torch::nn::Module {
   std::shared_ptr<Router> router_;
   std::vector<std::shared_ptr<mx::FeedForward>> experts_;
   std::shared_ptr<mx::FeedForward> shared_;  ///< null: no shared experts
-  Load load_;
+  /// (E + 1) int64: Load::count, then Load::dropped. On the device of the last forward pass.
+  at::Tensor load_;
 };
 
-/// Returns the Layers of `model` with their module names, in the order of the model.
-std::vector<std::pair<std::string, std::shared_ptr<Layer>>> layers_of(
-    const torch::nn::Module& model);
+/// Layers of a model with their module names.
+using Layers = std::vector<std::pair<std::string, std::shared_ptr<Layer>>>;
+/// Returns the Layers of `model`, in the order of the model.
+Layers layers_of(const torch::nn::Module& model);
 
 }  // namespace dovetail::moe

@@ -67,29 +67,28 @@ at::Tensor parallel_feed_forward(const at::Tensor& x, const at::Tensor& weight,
                                  const LocalExperts& local, const ExpertRanks& ranks,
                                  const ExpertLayout& layout, std::optional<int64_t> capacity) {
   check_layout(layout, ranks, local);
-  user_check(
-      !x.is_cuda(),
-      "experts over ranks have no version for CUDA; train on one rank or on the CPU, x is {}",
-      ops::describe(x));
   if (!capacity && operations_are_recorded())
     throw UserError(
         "moe: without padding ranks exchange other numbers of rows in each step, which a recorded "
         "step cannot",
         "pad them (model.moe.pad_to_capacity = true), or train without memory.budget");
   const Placement& placement = ranks.placement;
-  const Choices choices{expert, slot};
   if (layout.shards == 0) {
     return with_all_experts(local.weights, ranks, [&](const ExpertWeights& all) {
       return feed_forward(x, weight, dispatch(expert, slot, placement.experts), all);
     });
   }
+  // The rows of other ranks are planned on the CPU: a GPU waits here for the choices.
+  const Choices choices{expert.cpu(), slot.cpu()};
   at::Tensor y;
   if (!layout.shadowed.empty()) {
     const ExpertWeights shadowed =
         gather_slices(local.weights, layout.shadowed, ranks, [](int, int) { return true; });
     const Choices here = choices_of_shadowed(choices, placement, layout.shadowed);
-    y = feed_forward(x, weight, dispatch(here.expert, here.slot, std::ssize(layout.shadowed)),
-                     shadowed);
+    y = feed_forward(
+        x, weight,
+        dispatch(here.expert.to(x.device()), here.slot.to(x.device()), std::ssize(layout.shadowed)),
+        shadowed);
     if (std::ssize(layout.shadowed) == placement.experts) return y;
   }
 
@@ -116,9 +115,8 @@ at::Tensor padded_feed_forward(const at::Tensor& x, const at::Tensor& weight, co
   const at::Tensor rows = dispatch_rows(x, to);
   if (x.is_cuda() && !experts.modules)
     return combine_rows(feed_forward_rows(rows, counts, experts.weights), weight, to);
-  DispatchedRows arrived = arriving({counts}, to.experts());
-  arrived.token = arrived.token.to(x.device());
-  arrived.choice = arrived.choice.to(x.device());
+  const DispatchedRows arrived =
+      on_device(arriving({counts}, to.experts()), rows.size(0), 1, x.device());
   const at::Tensor made = run_arrived(rows, arrived, experts, weight.scalar_type());
   return combine_rows(made, weight, to);
 }

@@ -52,8 +52,8 @@ struct SentRows {
   /// Rows sorted by receiving rank, which takes the place of the expert. `choice` is t n + r for
   /// token t and rank r of n.
   DispatchedRows rows;
-  /// (R) int32. For each row of the dispatch by parts: index of its token's row among the rows that
-  /// go to the same rank.
+  /// (R) int32, for each row of the dispatch by parts. It is the index of its token's row among the
+  /// rows to the same rank.
   at::Tensor row_of_part;
 };
 
@@ -70,8 +70,8 @@ struct ArrivedChoices {
 };
 
 /// Groups the arrived choices by expert. They arrive sorted by sender, and by expert within one
-/// sender. counts[sender][expert]: number of choices. rows[sender]: number of rows. row_of_part:
-/// SentRows::row_of_part of all senders. width: maximum number of choices of a row.
+/// sender. Numbers of choices: counts[sender][expert]. Numbers of rows: rows[sender]. `row_of_part`
+/// is SentRows::row_of_part of all senders, `width` the maximum number of choices of a row.
 ArrivedChoices arrived_choices(const std::vector<std::vector<int64_t>>& counts,
                                const std::vector<int64_t>& rows, const at::Tensor& row_of_part,
                                int64_t width);

@@ -58,7 +58,11 @@ class PaddedChunk final : public Chunk {
       rows.receive.push_back(own * to_.capacity());
     }
     const std::vector<int64_t> of_sender(static_cast<size_t>(own), to_.capacity());
-    local_ = arriving(std::vector(static_cast<size_t>(placement.ranks), of_sender), own);
+    DispatchedRows arrived =
+        arriving(std::vector(static_cast<size_t>(placement.ranks), of_sender), own);
+    const int64_t places = arrived.size();
+    local_ = on_device(std::move(arrived), places, 1, x_.device());
+    if (!x_.is_cpu()) to_ = on_device(to_.rows(), x_.size(0), weight_.size(1), x_.device());
     exchange_.emplace(hierarchical ? comm::Exchange::hierarchical_even(*ranks.nodes, to_.places())
                                    : comm::Exchange(ranks.group, std::move(rows)));
   }
@@ -123,7 +127,8 @@ class DroplessChunk final : public Chunk {
     const Placement& placement = ranks.placement;
     by_part_ = dispatch(parts.expert, parts.slot, Parts{placement}.count()).rows();
     sent_ = sent_rows(by_part_, placement, x_.size(0));
-    weight_of_part_ = weight.reshape(-1).index_select(0, by_part_.choice);
+    sent_.rows = on_device(std::move(sent_.rows), x_.size(0), placement.ranks, x_.device());
+    weight_of_part_ = weight.reshape(-1).index_select(0, by_part_.choice.to(x_.device()));
     const int64_t own = placement.count(placement.holder(ranks.group->rank()));
     width_ = std::min(weight.size(1), own);
   }
@@ -145,16 +150,19 @@ class DroplessChunk final : public Chunk {
   }
 
   void compute() override {
-    const ArrivedChoices arrived =
+    ArrivedChoices arrived =
         arrived_choices(coming_.choices, coming_.rows, row_of_part_->wait(), width_);
     const int64_t rows = rows_->rows_received();
+    const DispatchedRows by_expert =
+        on_device(std::move(arrived.by_expert), rows, width_, x_.device());
     const at::Tensor of_arrival = weights_->wait();
-    const at::Tensor weight = at::zeros({rows * width_}, of_arrival.options().requires_grad(false))
-                                  .index_copy(0, arrived.choice_of_arrival, of_arrival)
-                                  .view({rows, width_});
+    const at::Tensor weight =
+        at::zeros({rows * width_}, of_arrival.options().requires_grad(false))
+            .index_copy(0, arrived.choice_of_arrival.to(x_.device()), of_arrival)
+            .view({rows, width_});
     const at::Tensor x = there_->wait();
-    back_.emplace(start_back(run_experts(x, weight, arrived.by_expert, experts_), x.scalar_type(),
-                             *rows_, ranks_));
+    back_.emplace(
+        start_back(run_experts(x, weight, by_expert, experts_), x.scalar_type(), *rows_, ranks_));
   }
 
   at::Tensor finish() override {
@@ -218,7 +226,7 @@ void exchange_counts(const std::vector<std::unique_ptr<DroplessChunk>>& chunks,
     }
     for (size_t c = 0; c < chunks.size(); ++c) coming[c].rows.push_back(*from++);
   }
-  std::vector<comm::Exchange> exchanges;  // of the rows, then of the choices
+  std::vector<comm::Exchange> exchanges;  // exchanges of the rows, then of the choices
   if (layout.hierarchical) {
     std::vector<std::vector<int64_t>> sends = rows;
     sends.insert(sends.end(), choices.begin(), choices.end());

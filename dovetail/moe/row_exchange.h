@@ -10,9 +10,9 @@
 
 namespace dovetail::moe {
 
-/// Sends rows to the parts of their experts, runs the parts and returns the sums of their results
+/// Sends rows to the parts of their experts and runs the parts. Returns the sums of their results
 /// for each token, (T, C). All ranks call it together. x: (T, C). weight: (T, k). parts: result of
-/// choices_of_parts, (T, k layout.shards). local: the experts of this rank.
+/// choices_of_parts, (T, k layout.shards), on the CPU. local: the experts of this rank.
 ///
 /// Without `capacity`, a token travels once to each rank that has a part of its experts. This rank
 /// adds the weighted results of its parts, and one row travels back. The weights travel with the

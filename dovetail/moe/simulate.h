@@ -29,8 +29,9 @@ struct LayerLoad {
   double skew = 0;
   std::vector<double> choices_of =
       {};  ///< relative numbers of choices of the experts; empty: computed from `skew`
-  /// true: a token travels once to each rank that has some of its experts, with a weight and an
-  /// index for each choice (moe/row_exchange.h). false: once for each choice, as in Tutel.
+  /// true: a token travels once to each rank that has some of its experts (moe/row_exchange.h). A
+  /// weight and an index travel for each choice. false: a token travels once for each choice, as in
+  /// Tutel.
   bool once_per_rank = true;
   /// Places of each expert for the tokens of one rank, if rows are padded to a capacity. Each place
   /// then travels. 0: rows are not padded.

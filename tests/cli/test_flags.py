@@ -131,6 +131,7 @@ REFUSED = [
         ]
     ],
     ("simulate", "simulate hybrid --payload bf16", "is an option of `dovetail simulate moe`"),
+    ("simulate", "simulate hybrid --row-for rank", "is an option of `dovetail simulate moe`"),
     *[
         ("simulate", f"simulate moe --cost a.json --ranks 2 {option} 4", "is an option of `dovetail simulate hybrid`")
         for option in ["--cluster", "--set", "--nodes", "--most-nodes", "--runs", "--seed", "--report"]

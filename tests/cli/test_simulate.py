@@ -23,6 +23,19 @@ def test_plans_are_ordered_and_the_fastest_is_chosen(tmp_path):
     assert "data parallel" not in text and "Chosen of 129 plans" in text
 
 
+def test_a_row_for_each_rank_is_no_slower_than_one_for_each_choice(tmp_path):
+    words = ["simulate", "moe", "--cost", CLUSTER, "--ranks", 8, "--experts", 64, "--top-k", 6, "--most-shadowed", 0]
+    plain = {"all_to_all": "linear", "overlap": 1, "r": 1, "shadowed": 0}
+    seconds = []
+    for what in ("rank", "choice"):
+        plans = dovetail_json(*words, "--row-for", what, folder=tmp_path)["plans"]
+        (plan,) = [plan for plan in plans if plain.items() <= plan.items()]
+        seconds.append(plan["forward_s"] - plan["compute_s"] / 3)
+    # Six choices of 64 experts on 8 ranks: a rank gets a row of 1 - C(56, 6) / C(64, 6) = 0.567 of the tokens, and
+    # 6/8 rows if each choice travels alone. Latency and weights take the rest.
+    assert 0.70 < seconds[0] / seconds[1] < 0.80
+
+
 def test_the_plot_has_a_line_for_each_algorithm(tmp_path):
     dovetail("simulate", "moe", "--cost", CLUSTER, "--ranks", 32, "--plot", "layer.svg", folder=tmp_path)
     root = ElementTree.parse(tmp_path / "layer.svg").getroot()

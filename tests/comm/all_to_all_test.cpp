@@ -247,7 +247,7 @@ TEST(AllToAllHierarchical, SendsOneMessageToEachOtherNode) {
     const auto after = nodes.traffic(), far_after = nodes.between->all_to_all_traffic();
     EXPECT_EQ(after.calls - before.calls, 2);
     EXPECT_EQ(far_after.calls - far.calls, 1);
-    // Of 12 rows, 4 go to each node. 8 leave the node, and 6 are for the other rank of some node.
+    // Four of 12 rows go to each node, so 8 leave. Six are for the other index within a node.
     EXPECT_EQ(far_after.bytes_sent - far.bytes_sent, 8 * 5 * 4);
     EXPECT_EQ(after.bytes_sent - before.bytes_sent, (8 + 6) * 5 * 4);
     EXPECT_EQ(group->all_to_all_traffic().calls, 0);

@@ -281,8 +281,8 @@ TEST(Padded, OfOneRankIsAsDropless) {
 }
 
 /// Padded rows are exchanged four times: dispatch and combine, and both in backward. Without
-/// padding there are four more: the sizes, and for the choices of the rows an index, a weight and
-/// its gradient.
+/// padding there are four more. They carry the sizes, and for each choice an index, a weight and
+/// the weight's gradient.
 TEST(Padded, ExchangesNoSizes) {
   Layout dropless{8, 1, {}, {7, 7}};
   dropless.capacity_factor = 1;
@@ -360,8 +360,8 @@ TEST(Spread, RoundedPayloadsStayNearAndAreCounted) {
       const int64_t before = group->all_to_all_traffic().bytes_sent;
       layer.forward(x);
       const int64_t sent = group->all_to_all_traffic().bytes_sent - before;
-      // For the other rank: sizes of its four experts and its rows, the rows, a weight and an index
-      // for each choice, and results of rows that came from it.
+      // The other rank gets 5 sizes (of its four experts and its rows), and the rows. It gets a
+      // weight and an index for each choice, and a result for each row that came from it.
       const auto chosen =
           std::get<1>(x.matmul(layer.named_parameters()["router.weight"].t()).topk(config.k, 1));
       const at::Tensor elsewhere = chosen.div(4, "floor").ne(group->rank());
@@ -498,10 +498,10 @@ TEST(Traffic, TwoStagesGoThroughTheNodesGroups) {
   EXPECT_EQ(sent.world.calls, 1);  // counts
   EXPECT_EQ(sent.inside.calls, 5);
   EXPECT_EQ(sent.between.calls, 5);
-  // Rank 0 passes on the rows of its node for rank 2: two of its own and two of rank 1, with four
-  // choices and two, or as many results. Sizes of two exchanges go to two ranks of the other node.
+  // Rank 0 passes on the rows of its node for rank 2: two of its own and two of rank 1. Each pair
+  // has three choices. Sizes of two exchanges go to two ranks of the other node.
   const int64_t rows = 2 * 2, choices = 2 * 3;
-  const int64_t results = 2;  // of ranks 2 and 3, a row each
+  const int64_t results = 2;  // a row for rank 2 and one for rank 3
   EXPECT_EQ(sent.between.bytes_sent,
             2 * 2 * 8 + rows * kRowBytes + choices * kChoiceBytes + results * kRowBytes);
 }

@@ -29,9 +29,9 @@ struct Trained {
   std::optional<train::StepSharing> sharing;
   std::optional<train::TrainStep> step;
 
-  Trained(at::ScalarType dtype, bool tied, const Shares& shares) {
+  Trained(at::ScalarType dtype, bool tied, const Shares& shares, const moe::Config& experts = {}) {
     const models::ModelConfig config = models::resolve_model_config(
-        {.layers = 2, .width = 32, .heads = 2, .context = 8, .tied = tied}, 50);
+        {.layers = 2, .width = 32, .heads = 2, .context = 8, .tied = tied, .moe = experts}, 50);
     const auto made = [&] {
       auto gpt = std::make_shared<models::GPT>(config);
       initialize(*gpt, 3);
@@ -47,10 +47,10 @@ struct Trained {
         auto replica = std::make_shared<models::GPT>(config);
         replica->set_compute_dtype(dtype);
         others.push_back(std::make_unique<train::StepExecutor>(
-            std::move(replica), optimizer->parameters(),
+            std::move(replica), optimizer->parameters(), model->buffers(),
             train::StepExecutor::Options{.threads = 1, .micro_batch = 2}));
       }
-      sharing.emplace(std::move(others), shares, 2, c10::kCPU);
+      sharing.emplace(std::move(others), shares, 2, c10::kCPU, moe::layers_of(*model));
     }
     step.emplace(model, *optimizer, comm::local_groups(1)[0],
                  train::StepOptions{
@@ -61,7 +61,7 @@ struct Trained {
     torch::manual_seed(seed);
     const at::Tensor tokens = torch::randint(0, 50, {16, 9}, torch::kLong);
     tokens.slice(0, 5, 6).slice(1, 4).fill_(-100);  // micro-batches of unequal weight
-    return step->run(tokens, lr, false);
+    return step->run(tokens, lr, false, {.seed = static_cast<uint64_t>(seed)});
   }
 };
 
@@ -90,6 +90,51 @@ TEST(Executors, AnySharesHaveTheBitsOfTheOwnerAlone) {
       }
       expect_same_bits(alone, shared, fmt::format("{}, {}", at::toString(dtype), shares.size()));
     }
+  }
+}
+
+/// Draws go by a token's index in the step. Loads are sums over executors. Biases of routers are
+/// copied with the weights.
+TEST(Executors, ShareTheStepsOfAMixture) {
+  const auto mixture = [](auto change) {
+    moe::Config config{.experts = 6, .load_scope = "sequence", .load_loss = 0.01};
+    change(config);
+    return config;
+  };
+  const std::vector<moe::Config> configs = {
+      mixture(
+          [](moe::Config& config) { config.score = "sigmoid", config.bias_update_rate = 0.01; }),
+      mixture([](moe::Config& config) { config.second_expert = "random"; }),
+      mixture([](moe::Config& config) {
+        config.drop = "position", config.capacity_factor = 1, config.pad_to_capacity = true;
+      }),
+      mixture([](moe::Config& config) {
+        config.router = "noisy_top_k", config.load_loss = 0, config.smooth_load_loss = 0.01;
+      })};
+  for (size_t c = 0; c < configs.size(); ++c) {
+    Trained alone(at::kFloat, true, {}, configs[c]),
+        shared(at::kFloat, true, {3, 4, 1}, configs[c]);
+    for (int64_t step = 1; step <= 10; ++step) {
+      std::vector<train::StepOutcome> made;
+      std::vector<std::vector<int64_t>> loads;
+      for (Trained* const trained : {&alone, &shared}) {
+        const auto layers = moe::layers_of(*trained->model);
+        for (const auto& [name, layer] : layers) layer->reset_load();
+        made.push_back(trained->run(step));
+        loads.emplace_back();
+        for (const auto& [name, layer] : layers) {
+          const moe::Layer::Load load = layer->load();
+          loads.back().insert(loads.back().end(), load.count.begin(), load.count.end());
+          loads.back().push_back(load.dropped);
+          if (layer->router().bias.defined())
+            layer->router().update_bias(torch::tensor(load.count, torch::kDouble));
+        }
+      }
+      ASSERT_EQ(made[1].loss, made[0].loss) << c << ", step " << step;
+      ASSERT_EQ(made[1].router_loss, made[0].router_loss) << c << ", step " << step;
+      ASSERT_EQ(loads[1], loads[0]) << c << ", step " << step;
+    }
+    expect_same_bits(alone, shared, fmt::format("mixture {}", c));
   }
 }
 
@@ -315,8 +360,12 @@ TEST(Executors, SayWhatTheyCannotShare) {
           "run.device = \"cpu\"");
   refused([](train::RunConfig& c) { c.vision.model = "vgg16"; }, "vision.model = \"vgg16\"",
           "run.device = \"cpu\"");
-  refused([](train::RunConfig& c) { c.model.moe.experts = 4; }, "model.moe.experts = 4",
-          "run.device = \"cpu\"");
+  refused(
+      [](train::RunConfig& c) {
+        c.model.moe.experts = 4;
+        c.model.moe.load_scope = "global_batch";
+      },
+      "model.moe.load_scope = \"global_batch\"", "\"sequence\"");
   refused([](train::RunConfig& c) { c.balance.mode = "off"; }, "balance.mode = \"off\"",
           "train.micro_batch");
   refused([](train::RunConfig& c) { c.memory.budget = "1GiB"; }, "memory.budget = \"1GiB\"",

@@ -87,6 +87,12 @@ void SimulateMoe::declare(Arguments& arguments) {
           "Format of rows to the experts: fp32, bf16 or mxfp8; other rows are bf16, or fp32 (bf16)")
       .one_of({"fp32", "bf16", "mxfp8"});
   arguments
+      .option("--row-for", "WHAT", &row_for_,
+              "A token's rows. rank: one for each rank with its experts, as Dovetail sends. "
+              "choice: one "
+              "for each expert, as Tutel sends (rank)")
+      .one_of({"rank", "choice"});
+  arguments
       .option("--most-shadowed", "S", &most_shadowed_, "Maximum number of shadowed experts (8)")
       .range(0, 4096);
 }
@@ -124,7 +130,8 @@ moe::LayerLoad SimulateMoe::load_for(int ranks) const {
           .row_bytes = static_cast<double>(comm::row_bytes(there, width_, at::kFloat)),
           .other_row_bytes = static_cast<double>(comm::row_bytes(back, width_, at::kFloat)),
           .parameter_bytes = there == comm::Payload::kFloat32 ? 4.0 : 2.0,
-          .skew = skew_};
+          .skew = skew_,
+          .once_per_rank = row_for_ == "rank"};
 }
 
 /// Draws the fastest time by number of ranks. The numbers double up to the requested one; numbers

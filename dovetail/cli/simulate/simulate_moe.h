@@ -23,7 +23,7 @@ class SimulateMoe {
   moe::LayerLoad load_for(int ranks) const;
   report::LineChart draw(const comm::CostModel& model) const;
 
-  std::string cost_, payload_ = "bf16";
+  std::string cost_, payload_ = "bf16", row_for_ = "rank";
   int64_t ranks_ = 0, experts_ = 0, tokens_ = 4096, width_ = 1024, hidden_ = 4096, top_k_ = 2,
           most_shadowed_ = 8;
   double skew_ = 0;

@@ -70,9 +70,10 @@ TrainStep::Gradients TrainStep::make_gradients(const at::Tensor& tokens) {
 }
 
 TrainStep::Gradients TrainStep::make_shared_gradients(const at::Tensor& tokens) {
-  const at::Tensor own = options_.sharing->start(tokens, optimizer_.updates());
+  const at::Tensor own =
+      options_.sharing->start(tokens, optimizer_.updates(), first_pass(tokens.size(1) - 1));
   Losses losses = add_gradients(own);
-  options_.sharing->add_to(reducer_, losses.sum);
+  options_.sharing->add_to(reducer_, losses.sum, losses.router);
   return {losses, squares_of_share()};
 }
 
@@ -103,6 +104,12 @@ void TrainStep::record_graph(const at::Tensor& tokens) {
   recorded_ = std::move(recorded);
 }
 
+moe::Pass TrainStep::first_pass(int64_t tokens_of_a_sample) const {
+  return {.training = true,
+          .seed = moe::StepSeed::at(&now_.place.seed),
+          .first_token = now_.place.first_sample * tokens_of_a_sample};
+}
+
 TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
   const int64_t samples = tokens.size(0);
   const StepPlace& place = now_.place;
@@ -111,7 +118,7 @@ TrainStep::Losses TrainStep::add_gradients(const at::Tensor& tokens) {
     const at::Tensor detached = part.detach().to(at::kDouble);
     to = to.defined() ? to + detached : detached;
   };
-  moe::Pass pass = {.training = true, .seed = moe::StepSeed::at(&now_.place.seed)};
+  moe::Pass pass = first_pass(tokens.size(1) - 1);
   if (group_->size() > 1)
     pass.sum_over_ranks = [this](at::Tensor& sums) { group_->all_reduce(sums); };
   // If ranks exchange data in every forward pass, all make the same number of passes, some of them

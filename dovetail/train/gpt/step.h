@@ -95,6 +95,8 @@ class TrainStep {
     /// experts.
     at::Tensor sum, router;
   };
+  /// Returns the forward pass of the first micro-batch of this rank.
+  moe::Pass first_pass(int64_t tokens_of_a_sample) const;
   /// Runs forward and backward of all micro-batches, and reduces the gradients.
   Losses add_gradients(const at::Tensor& tokens);
   /// Returns sums of squares (squares_of) of the gradients in this rank's share. Each gradient is

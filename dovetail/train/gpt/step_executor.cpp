@@ -14,14 +14,20 @@
 namespace dovetail::train {
 
 StepExecutor::StepExecutor(std::shared_ptr<models::GPT> replica, std::vector<at::Tensor> originals,
-                           Options options)
+                           std::vector<at::Tensor> buffers, Options options)
     : replica_(std::move(replica)),
       originals_(std::move(originals)),
       parameters_(replica_->parameters()),
+      original_buffers_(std::move(buffers)),
+      buffers_(replica_->buffers()),
+      layers_(moe::layers_of(*replica_)),
       options_(options) {
   DOVETAIL_CHECK(parameters_.size() == originals_.size(),
                  "{} parameters of a replica, {} of the owner", parameters_.size(),
                  originals_.size());
+  DOVETAIL_CHECK(buffers_.size() == original_buffers_.size(),
+                 "{} buffers of a replica, {} of the owner", buffers_.size(),
+                 original_buffers_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& mine = parameters_[i];
     DOVETAIL_CHECK(mine.is_cpu() && mine.sizes() == originals_[i].sizes() &&
@@ -94,19 +100,26 @@ void StepExecutor::compute(const Work& work) {
   DOVETAIL_CHECK(samples % options_.micro_batch == 0, "{} samples in micro-batches of {}", samples,
                  options_.micro_batch);
   result_.micro_batches.resize(static_cast<size_t>(samples / options_.micro_batch));
+  for (const auto& [name, layer] : layers_) layer->reset_load();
+  moe::Pass pass = work.pass;
   for (size_t k = 0; k < result_.micro_batches.size(); ++k) {
     const at::Tensor tokens =
         work.tokens.narrow(0, static_cast<int64_t>(k) * options_.micro_batch, options_.micro_batch);
     models::LossSum loss;
     {
       const TraceSpan span("forward");
-      loss = replica_->loss(tokens, {.training = true});
+      loss = replica_->loss(tokens, pass);
     }
     const TraceSpan span("backward");
     loss.trained().backward();
     result_.micro_batches[k].loss = loss.sum.detach().to(at::kDouble);
+    if (loss.router.defined())
+      result_.micro_batches[k].router = loss.router.detach().to(at::kDouble);
+    pass.first_token += tokens.size(0) * (tokens.size(1) - 1);
     keep_gradients(result_.micro_batches[k]);
   }
+  result_.loads.clear();
+  for (const auto& [name, layer] : layers_) result_.loads.push_back(layer->load());
   result_.copy_s = work.copy_weights ? copied_s - begin_s : 0;
   result_.compute_s = now_seconds() - copied_s;
 }
@@ -117,6 +130,7 @@ void StepExecutor::copy_weights(const Work& work) {
   const auto copy = [&] {
     for (size_t i = 0; i < parameters_.size(); ++i)
       parameters_[i].copy_(originals_[i], /*non_blocking=*/owner_is_gpu());
+    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(original_buffers_[i]);
   };
   if (!owner_is_gpu()) return copy();
   // A stream of its own: the GPU computes meanwhile.

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "dovetail/models/gpt.h"
+#include "dovetail/moe/layer.h"
+#include "dovetail/moe/pass.h"
 
 namespace dovetail::train {
 
@@ -32,9 +34,10 @@ class StepExecutor {
     int64_t micro_batch = 1;  ///< samples per micro-batch
   };
   /// `replica`: model on the CPU with the config and the compute dtype of the owner's; its weights
-  /// are overwritten. `originals`: the owner's parameters, in the order of replica->parameters().
+  /// and buffers are overwritten. `originals`: the owner's parameters, in the order of
+  /// replica->parameters(). `buffers`: the owner's buffers, such as the biases of routers.
   StepExecutor(std::shared_ptr<models::GPT> replica, std::vector<at::Tensor> originals,
-               Options options);
+               std::vector<at::Tensor> buffers, Options options);
   /// Waits for the running work.
   ~StepExecutor();
   StepExecutor(const StepExecutor&) = delete;
@@ -43,6 +46,7 @@ class StepExecutor {
   /// Work of one step.
   struct Work {
     at::Tensor tokens;  ///< (samples, T + 1) int64 on the CPU; whole micro-batches
+    moe::Pass pass;     ///< forward pass of the first micro-batch
     /// True: copy the weights of the owner first. They must not change until `wait` has returned.
     bool copy_weights = true;
     /// Event after which the owner's weights are complete. Only with an owner on a GPU.
@@ -56,10 +60,13 @@ class StepExecutor {
     /// Gradients of the sum of the losses, one per parameter, in the parameter's dtype. Undefined
     /// for a parameter without a gradient.
     std::vector<at::Tensor> gradients;
-    at::Tensor loss;  ///< float64 scalar: sum of the targets' losses in nats
+    /// Float64 scalars. `loss`: sum of the targets' losses in nats. `router`: losses of the
+    /// routers; undefined without experts.
+    at::Tensor loss, router;
   };
   struct Result {
     std::vector<MicroBatch> micro_batches;
+    std::vector<moe::Layer::Load> loads;  ///< each layer with experts, in the model's order
     /// Seconds of copying the weights (0: not copied), and of forward and backward.
     double copy_s = 0, compute_s = 0;
   };
@@ -75,7 +82,8 @@ class StepExecutor {
   bool owner_is_gpu() const { return originals_.front().is_cuda(); }
 
   std::shared_ptr<models::GPT> replica_;
-  std::vector<at::Tensor> originals_, parameters_;
+  std::vector<at::Tensor> originals_, parameters_, original_buffers_, buffers_;
+  moe::Layers layers_;  ///< layers of the replica that have experts
   Options options_;
   Result result_;
 

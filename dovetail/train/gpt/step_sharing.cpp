@@ -11,8 +11,12 @@
 namespace dovetail::train {
 
 StepSharing::StepSharing(std::vector<std::unique_ptr<StepExecutor>> others,
-                         std::vector<int64_t> shares, int64_t micro_batch, c10::Device owner)
-    : others_(std::move(others)), micro_batch_(micro_batch), owner_(owner) {
+                         std::vector<int64_t> shares, int64_t micro_batch, c10::Device owner,
+                         moe::Layers layers)
+    : others_(std::move(others)),
+      micro_batch_(micro_batch),
+      owner_(owner),
+      layers_(std::move(layers)) {
   set_shares(std::move(shares));
 }
 
@@ -50,13 +54,16 @@ std::optional<c10::Event> StepSharing::weights_ready() const {
   return event;
 }
 
-at::Tensor StepSharing::start(const at::Tensor& tokens, int64_t updates) {
+at::Tensor StepSharing::start(const at::Tensor& tokens, int64_t updates, const moe::Pass& pass) {
   const bool copy_weights = copied_updates_ != updates;
   int64_t first = shares_.front() * micro_batch_;
   for (size_t e = 0; e < others_.size(); ++e) {
     if (others_[e] == nullptr) continue;
     const int64_t size = shares_[e + 1] * micro_batch_;
+    moe::Pass own = pass;
+    own.first_token += first * (tokens.size(1) - 1);
     others_[e]->start({.tokens = tokens.narrow(0, first, size),
+                       .pass = own,
                        .copy_weights = copy_weights,
                        .weights_ready = weights_ready()});
     first += size;
@@ -67,7 +74,7 @@ at::Tensor StepSharing::start(const at::Tensor& tokens, int64_t updates) {
   return tokens.narrow(0, 0, shares_.front() * micro_batch_);
 }
 
-void StepSharing::add_to(comm::GradientReducer& gradients, at::Tensor& loss) {
+void StepSharing::add_to(comm::GradientReducer& gradients, at::Tensor& loss, at::Tensor& router) {
   end_ = now();
   added_.clear();
   of_others_.clear();
@@ -90,7 +97,9 @@ void StepSharing::add_to(comm::GradientReducer& gradients, at::Tensor& loss) {
         if (gradient.defined()) gradients.add(i, gradient.to(owner_, /*non_blocking=*/true));
       }
       loss = loss + micro_batch.loss;  // a scalar on the CPU: no copy, no wait
+      if (micro_batch.router.defined()) router = router + micro_batch.router;
     }
+    for (size_t i = 0; i < layers_.size(); ++i) layers_[i].second->add_load(result->loads[i]);
     added_.emplace_back(std::move(begin), now());
     of_others_.back() = {.start_s = result->copy_s, .compute_s = result->compute_s};
   }

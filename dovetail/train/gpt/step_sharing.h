@@ -23,9 +23,10 @@ namespace dovetail::train {
 class StepSharing {
  public:
   /// `others`: executors 1, 2, ... `shares`: micro-batches of each executor; 0: it is left out.
-  /// `micro_batch`: samples per micro-batch. `owner`: device of the weights.
+  /// `micro_batch`: samples per micro-batch. `owner`: device of the weights. `layers`: the owner's
+  /// layers with experts.
   StepSharing(std::vector<std::unique_ptr<StepExecutor>> others, std::vector<int64_t> shares,
-              int64_t micro_batch, c10::Device owner);
+              int64_t micro_batch, c10::Device owner, moe::Layers layers = {});
 
   /// Sets the shares of the next steps. Frees executors that are left out; they cannot come back.
   void set_shares(std::vector<int64_t> shares);
@@ -35,11 +36,13 @@ class StepSharing {
 
   /// Starts the others on their part of `tokens` (samples of the step, T + 1), and returns the
   /// owner's part. The weights are those after `updates` updates; they are copied only if they have
-  /// changed. They must stay as they are until `add_to` has returned.
-  at::Tensor start(const at::Tensor& tokens, int64_t updates);
-  /// Waits for the others. Adds their gradients to `gradients`, and their losses to `loss`, a
-  /// float64 scalar. Call it after the owner's own backward passes; do not arm them.
-  void add_to(comm::GradientReducer& gradients, at::Tensor& loss);
+  /// changed. They must stay as they are until `add_to` has returned. `pass` is the pass of the
+  /// step's first micro-batch.
+  at::Tensor start(const at::Tensor& tokens, int64_t updates, const moe::Pass& pass);
+  /// Waits for the others. Adds their gradients to `gradients`, and the loads of their experts to
+  /// the owner's layers. Adds their losses to `loss` and `router`, which are as in
+  /// StepExecutor::MicroBatch. Call it after the owner's own backward passes; do not arm them.
+  void add_to(comm::GradientReducer& gradients, at::Tensor& loss, at::Tensor& router);
 
   /// Returns the times of the last step. Call it after the owner's device has completed the step.
   std::vector<jobs::ExecutorShares::Times> times() const;
@@ -58,6 +61,7 @@ class StepSharing {
   std::vector<int64_t> shares_;
   int64_t micro_batch_;
   c10::Device owner_;
+  moe::Layers layers_;
   std::optional<int64_t> copied_updates_;  ///< `updates` of the weights that all others have
   /// Begin and end of the owner's own passes, and of adding the gradients of each other executor.
   std::optional<Moment> begin_, end_;

@@ -113,12 +113,13 @@ void GptTraining::make_executors() {
     auto replica = std::make_shared<models::GPT>(config.model);
     replica->checkpoint_activations = config.train.checkpoint_activations;
     set_precision(*replica, config.precision, run_.precision.name);
-    others.push_back(
-        std::make_unique<StepExecutor>(std::move(replica), optimizer_->parameters(),
-                                       StepExecutor::Options{.threads = run_.executors[e].threads,
-                                                             .micro_batch = run_.micro_batch}));
+    others.push_back(std::make_unique<StepExecutor>(
+        std::move(replica), optimizer_->parameters(), model_->buffers(),
+        StepExecutor::Options{.threads = run_.executors[e].threads,
+                              .micro_batch = run_.micro_batch}));
   }
-  sharing_.emplace(std::move(others), std::move(shares), run_.micro_batch, run_.device);
+  sharing_.emplace(std::move(others), std::move(shares), run_.micro_batch, run_.device,
+                   moe::layers_of(*model_));
   executor_log_.emplace(jobs::executor_names(run_.executors),
                         run_.micro_batch * config.model.context, config.balance.gain);
 }

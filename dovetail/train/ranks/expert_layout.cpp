@@ -16,7 +16,7 @@ namespace dovetail::train {
 namespace {
 
 constexpr int kMostShadowed = 8;
-constexpr int kTimedSteps = 3;   // of each layout in a trial, after one that warms up
+constexpr int kTimedSteps = 3;   // timed steps of each layout, after a first one
 constexpr double kClose = 1.02;  // a slower default within this factor is taken
 
 std::string describe(const moe::ExpertLayout& layout) {
@@ -69,7 +69,9 @@ LayoutChoice::LayoutChoice(const models::GPT& model, const RunConfig& config, in
   }
   if (config_.chooses()) {
     costs_ = config_.costs.empty()
-                 ? comm::calibrate(*ranks_->group, static_cast<int>(config_.ranks_per_node)).model
+                 ? comm::calibrate(*ranks_->group, static_cast<int>(config_.ranks_per_node),
+                                   model.parameters().front().device())
+                       .model
                  : comm::read_cost_model(config_.costs);
     // Other replicas measured their own costs. All ranks use rank 0's.
     const nlohmann::json of_all = comm::broadcast_json(world, to_json(*costs_));

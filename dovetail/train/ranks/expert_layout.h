@@ -24,10 +24,9 @@ namespace dovetail::train {
 /// load of the experts. All ranks make the same choice. Without expert parallelism the class does
 /// nothing.
 ///
-/// If the ranks measured the cost model, a choice is a trial: the two best layouts by the model and
-/// the default each run for a few steps, and the fastest is taken. The default is taken if it is at
-/// most 2 % slower. If parallel.costs names the cost model, the best by the model is taken at once,
-/// so that a run can be repeated.
+/// If the ranks measured the cost model, a choice is a trial. The two best layouts by the model and
+/// the default each run for a few steps. The fastest is taken, or the default if it is at most 2 %
+/// slower. If parallel.costs names the cost model, there is no trial: a run can then be repeated.
 class LayoutChoice {
  public:
   /// Gives the layers of `model` their first layouts, for an even load of the experts. `tokens` is

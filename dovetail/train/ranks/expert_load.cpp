@@ -18,17 +18,18 @@ void ExpertLoad::begin_step() {
   for (auto& [name, layer] : layers_) layer->reset_load();
 }
 
-std::vector<LayerChoices> sum_loads(const MoeLayers& layers, comm::Group& group) {
+std::vector<LayerChoices> sum_loads(const moe::Layers& layers, comm::Group& group) {
   std::vector<double> counts;  // counts of each layer's experts, then its dropped choices
   for (const auto& [name, layer] : layers) {
-    counts.insert(counts.end(), layer->load().count.begin(), layer->load().count.end());
-    counts.push_back(static_cast<double>(layer->load().dropped));
+    const moe::Layer::Load load = layer->load();
+    counts.insert(counts.end(), load.count.begin(), load.count.end());
+    counts.push_back(static_cast<double>(load.dropped));
   }
   counts = sum_over_ranks(group, counts);
   std::vector<LayerChoices> loads;
   auto next = counts.begin();
   for (const auto& [name, layer] : layers) {
-    const auto end = next + std::ssize(layer->load().count);
+    const auto end = next + layer->experts();
     loads.push_back({.count = {next, end}, .dropped = *end});
     next = end + 1;
   }

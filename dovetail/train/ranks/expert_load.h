@@ -3,14 +3,9 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
-#include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
-namespace dovetail::moe {
-class Layer;
-}  // namespace dovetail::moe
+#include "dovetail/moe/layer.h"
 
 namespace dovetail::models {
 class GPT;
@@ -22,9 +17,6 @@ class Group;
 
 namespace dovetail::train {
 
-/// Layers with experts, and their names.
-using MoeLayers = std::vector<std::pair<std::string, std::shared_ptr<moe::Layer>>>;
-
 /// Routing of a layer's tokens since its `reset_load`, summed over all ranks. A choice is one
 /// expert that the router chose for one token. Numbers are exact below 2^53.
 struct LayerChoices {
@@ -32,7 +24,7 @@ struct LayerChoices {
   double dropped = 0;         ///< number of choices that were dropped for lack of capacity
 };
 /// Returns the choices of each layer, in the order of `layers`. All ranks call it together.
-std::vector<LayerChoices> sum_loads(const MoeLayers& layers, comm::Group& group);
+std::vector<LayerChoices> sum_loads(const moe::Layers& layers, comm::Group& group);
 
 /// Statistics of how the tokens of a step spread over a model's experts.
 class ExpertLoad {
@@ -52,7 +44,7 @@ class ExpertLoad {
   nlohmann::ordered_json statistics(int64_t step, comm::Group& group) const;
 
  private:
-  MoeLayers layers_;
+  moe::Layers layers_;
 };
 
 }  // namespace dovetail::train

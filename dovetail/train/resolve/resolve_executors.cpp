@@ -63,10 +63,10 @@ void check_sharing(const RunConfig& config) {
   refuse(config.kind() == RunKind::kVision,
          fmt::format("vision.model = \"{}\"", config.vision.model),
          "executors share the steps of a GPT", one_device);
-  refuse(config.model.moe.experts > 0,
-         fmt::format("model.moe.experts = {}", config.model.moe.experts),
-         "executors share the steps of a GPT without experts; tokens are routed on one device",
-         one_device);
+  refuse(config.model.moe.experts > 0 && config.model.moe.load_scope == "global_batch",
+         "model.moe.load_scope = \"global_batch\"",
+         "a micro-batch would need the loads of the micro-batches before it, on other executors",
+         "use \"sequence\" or \"micro_batch\"");
   refuse(config.balance.mode == "off", "balance.mode = \"off\"",
          "it leaves open how many micro-batches each executor computes",
          "set balance.mode = \"auto\", or \"fixed\" with balance.shares, and train.micro_batch");
