@@ -141,8 +141,8 @@ std::vector<int64_t> checked_counts(const at::Tensor& x, const at::Tensor& weigh
              "grouped_linear: bias must be [{}, {}] of weight's dtype, but is {}", weight.size(0),
              weight.size(1), ops::describe(bias));
   const at::Tensor in_order = count.contiguous();
-  const std::vector<int64_t> counts(in_order.const_data_ptr<int64_t>(),
-                                    in_order.const_data_ptr<int64_t>() + in_order.numel());
+  std::vector<int64_t> counts(in_order.const_data_ptr<int64_t>(),
+                              in_order.const_data_ptr<int64_t>() + in_order.numel());
   int64_t rows = 0;
   for (const int64_t of_group : counts) {
     user_check(of_group >= 0, "grouped_linear: count holds {}", of_group);

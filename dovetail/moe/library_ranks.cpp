@@ -29,18 +29,23 @@ class LibraryRanks : public torch::CustomClassHolder {
 
   comm::Group& group() const { return *group_; }
   /// Places `experts` experts on the ranks. Each expert is whole.
-  ExpertRanks of(int64_t experts) const {
+  Placement place(int64_t experts) const {
     user_check(experts >= group_->size(), "moe: {} experts for {} ranks; each rank needs one",
                experts, group_->size());
-    return {.placement = {.experts = experts, .ranks = group_->size(), .cut = 1},
-            .group = group_,
+    return {.experts = experts, .ranks = group_->size(), .cut = 1};
+  }
+  /// Returns ranks that exchange rows on the device of x. All ranks call it together.
+  ExpertRanks ranks_for(const at::Tensor& x, int64_t experts) {
+    if (x.is_cuda() && !on_gpus_) on_gpus_ = comm::on_gpus(group_);
+    return {.placement = place(experts),
+            .group = x.is_cuda() ? on_gpus_ : group_,
             .nodes = std::nullopt,
             .dispatch = {},
             .combine = {}};
   }
 
  private:
-  std::shared_ptr<comm::Group> group_;
+  std::shared_ptr<comm::Group> group_, on_gpus_;
 };
 using Ranks = c10::intrusive_ptr<LibraryRanks>;
 
@@ -64,7 +69,7 @@ void check_equal(const Ranks& ranks, const std::string& description) {
 
 /// Returns [first, end): the experts of this rank.
 std::vector<int64_t> own_experts(const Ranks& ranks, int64_t experts) {
-  const Placement placement = ranks->of(experts).placement;
+  const Placement placement = ranks->place(experts);
   const int rank = ranks->group().rank();
   return {placement.first(rank), placement.first(rank + 1)};
 }
@@ -81,7 +86,7 @@ at::Tensor run_over_ranks(std::string_view name, const at::Tensor& x, const at::
              name, ops::describe(own_x), ops::describe(own_weight), ops::describe(own_expert));
   check_choices(own_expert, own_slot, experts);
   return parallel_feed_forward(own_x, own_weight, own_expert.contiguous(), own_slot.contiguous(),
-                               local, ranks->of(experts), {});
+                               local, ranks->ranks_for(own_x, experts), {});
 }
 
 at::Tensor parallel_experts(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,

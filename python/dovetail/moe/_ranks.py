@@ -11,7 +11,7 @@ _connections: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[float, Any]] = w
 
 
 class ExpertRanks:
-    """Ranks of a group, with connections of their own (Gloo). All ranks of the group make it together."""
+    """Ranks of a group, with connections of their own. All ranks of the group make it together."""
 
     def __init__(self, group: dist.ProcessGroup, timeout_s: float):
         if not isinstance(group, dist.ProcessGroup):
