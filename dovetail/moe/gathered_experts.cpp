@@ -283,6 +283,7 @@ ExpertWeights gather_slices(const ExpertWeights& own, const std::vector<int64_t>
     }
   }
   std::vector<Parameters> whole;
+  whole.reserve(slices.size());
   for (const auto& of_expert : slices) whole.push_back(joined(of_expert, own.activation));
   return weights_of(whole, own.activation);
 }

@@ -100,7 +100,8 @@ at::Tensor column_sums(const at::Tensor& x) {
   user_check(x.dim() == 2 && at::isFloatingType(x.scalar_type()),
              "column_sums: x must be a floating matrix, but is {}", describe(x));
   if (x.is_cuda() && use_kernel(Kernel::kGemm, x) && x.numel() > 0) {
-    const at::Tensor rows = x.contiguous(), sums = at::empty({x.size(1)}, x.options());
+    const at::Tensor rows = x.contiguous();
+    at::Tensor sums = at::empty({x.size(1)}, x.options());
     cuda_kernels()->column_sums(storage_of(x), rows.const_data_ptr(), x.size(0), x.size(1),
                                 sums.mutable_data_ptr());
     return sums;
