@@ -80,7 +80,7 @@ class Side {
     if (!shares.empty()) {
       std::vector<std::unique_ptr<StepExecutor>> others;
       others.push_back(std::make_unique<StepExecutor>(
-          make(options), optimizer_->parameters(),
+          make(options), optimizer_->parameters(), model_->buffers(),
           StepExecutor::Options{.threads = options.threads_b, .micro_batch = options.micro_batch}));
       sharing_.emplace(std::move(others), shares, options.micro_batch, device);
     }

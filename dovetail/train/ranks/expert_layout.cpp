@@ -16,7 +16,7 @@ namespace dovetail::train {
 namespace {
 
 constexpr int kMostShadowed = 8;
-constexpr int kTimedSteps = 3;   // timed steps of each layout, after a first one
+constexpr int kTrialSteps = 3;   // timed steps of each layout, after a first one
 constexpr double kClose = 1.02;  // a slower default within this factor is taken
 
 std::string describe(const moe::ExpertLayout& layout) {
@@ -172,7 +172,7 @@ std::string LayoutChoice::count_step(double seconds, comm::Group& world) {
   } else {
     trial.seconds.back() = std::min(trial.seconds.back(), seconds);
   }
-  if (++trial.steps <= kTimedSteps) return "";
+  if (++trial.steps <= kTrialSteps) return "";
   trial.steps = 0;
   if (trial.seconds.size() < trial.candidates.size()) {
     use(trial.candidates[trial.seconds.size()]);
