@@ -152,7 +152,9 @@ void LayoutChoice::choose(const std::vector<std::vector<double>>& loads) {
   for (const Layouts& layouts : all) {
     std::string name;
     for (const moe::ExpertLayout& layout : layouts) name += describe(layout) + "; ";
-    if (std::ranges::find(names, name) != names.end()) continue;
+    const auto found = std::ranges::find(names, name);
+    trial.plain = static_cast<size_t>(found - names.begin());  // the default is the last
+    if (found != names.end()) continue;
     names.push_back(name);
     trial.candidates.push_back(layouts);
   }
@@ -181,8 +183,7 @@ std::string LayoutChoice::count_step(double seconds, comm::Group& world) {
   // All ranks go by the times of rank 0.
   const auto times = comm::broadcast_json(world, trial.seconds).get<std::vector<double>>();
   taken_ = static_cast<size_t>(std::ranges::min_element(times) - times.begin());
-  const size_t plain = times.size() - 1;
-  if (times[plain] <= kClose * times[taken_]) taken_ = plain;
+  if (times[trial.plain] <= kClose * times[taken_]) taken_ = trial.plain;
   use(trial.candidates[taken_]);
   std::string line = "experts over ranks, by the time of a step:";
   for (size_t i = 0; i < times.size(); ++i)

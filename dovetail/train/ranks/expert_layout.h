@@ -60,6 +60,7 @@ class LayoutChoice {
   /// Layouts that are compared by the time of steps.
   struct Trial {
     std::vector<Layouts> candidates;
+    size_t plain = 0;                  ///< index of the default
     std::vector<double> seconds = {};  ///< minimum of each candidate's steps so far
     int steps = 0;                     ///< steps of the last candidate in `seconds`
   };
