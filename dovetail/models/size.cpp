@@ -182,6 +182,19 @@ double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t elemen
   return bytes + static_cast<double>(statistics) * kFloat;
 }
 
+/// Returns the rows per token that a rank keeps if experts are spread over `ranks` ranks.
+double exchanged_rows(const moe::Config& moe, int64_t ranks) {
+  // Padded: received rows, and returned rows, which the gradients of their weights need.
+  if (moe.pad_to_capacity) return 2.0 * static_cast<double>(moe.k);
+  // Received rows: a token sends one to each rank that has some of its k different experts.
+  const double experts = static_cast<double>(moe.experts),
+               own = experts / static_cast<double>(ranks);
+  double none = 1;  // share of the tokens without an expert on a rank
+  for (int64_t i = 0; i < moe.k; ++i)
+    none *= std::max(0.0, 1 - own / std::max(own, experts - static_cast<double>(i)));
+  return static_cast<double>(ranks) * (1 - none);
+}
+
 /// Returns the rows of logits that linear_cross_entropy holds at once.
 int64_t logits_rows(int64_t tokens, int64_t vocab_size, int64_t element) {
   constexpr int64_t kChunkBytes = int64_t{8} << 20, kLeastRows = 512;
@@ -255,10 +268,9 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   int64_t all_blocks = 0, largest_block = 0;
   for (const BlockParts& block : blocks) {
     auto bytes = static_cast<int64_t>(static_cast<double>(tokens) * block_bytes(c, block, element));
-    // Received rows, which the experts keep, and returned rows, which the gradients of their
-    // weights need.
     if (options.expert_ranks > 1 && block.has_experts)
-      bytes += 2 * tokens * c.moe.k * c.width * element;
+      bytes += static_cast<int64_t>(exchanged_rows(c.moe, options.expert_ranks) *
+                                    static_cast<double>(tokens * c.width * element));
     all_blocks += options.recompute ? stream : bytes;
     largest_block = std::max(largest_block, bytes);
   }
