@@ -249,6 +249,7 @@ std::vector<std::unique_ptr<DroplessChunk>> dropless_chunks(
              expert = parts.expert.tensor_split(layout.overlap),
              slot = parts.slot.tensor_split(layout.overlap);
   std::vector<std::unique_ptr<DroplessChunk>> chunks;
+  chunks.reserve(xs.size());
   for (size_t i = 0; i < xs.size(); ++i)
     chunks.push_back(std::make_unique<DroplessChunk>(xs[i], weights[i], Choices{expert[i], slot[i]},
                                                      experts, ranks));
@@ -266,6 +267,7 @@ std::vector<at::Tensor> run(const std::vector<std::unique_ptr<AnyChunk>>& chunks
     chunks[i]->compute();
   }
   std::vector<at::Tensor> y;
+  y.reserve(chunks.size());
   for (const auto& chunk : chunks) y.push_back(chunk->finish());
   return y;
 }
