@@ -61,9 +61,8 @@ def main() -> None:
             difference = runs[arm]["loss"] / runs["bf16"]["loss"] - 1
             ratio = 1 - (sent["bf16"] - sent[arm]) / dispatched
             holds &= abs(difference) <= 0.005 and ratio <= 0.52
-            print(
-                f"seed {seed}: loss {runs['bf16']['loss']:.4f}, {arm} {runs[arm]['loss']:.4f}, {100 * difference:+.2f} %"
-            )
+            losses = f"{runs['bf16']['loss']:.4f}, {arm} {runs[arm]['loss']:.4f}"
+            print(f"seed {seed}: loss {losses}, {100 * difference:+.2f} %")
             print(f"  all-to-all bytes of a step and rank: {sent['bf16']:.0f}, {sent[arm]:.0f}; dispatch {ratio:.3f}")
             row[arm] = {"difference": difference, "dispatch_ratio": ratio}
         rows.append(row)

@@ -9,8 +9,8 @@ A finished unit is one line of RESULTS/REGIME.jsonl; a later call continues with
 minutes no further unit starts.
 
 The bench takes the loss of each validation of the dense arm. It gives the tokens at which the mixture has this loss,
-interpolated between its validations. Seconds are tokens times the median step of each arm in the same pair. Pairs have the same
-seed and the same kind of CPU.
+interpolated between its validations. Seconds are tokens times the median step of each arm in the same pair. Pairs have
+the same seed and the same kind of CPU.
 
 Claim, of the pairs' mean: the mixture takes fewer seconds to the dense arm's final loss. Exit code 1 if it does not
 hold, or if a regime has no pair.
@@ -23,9 +23,8 @@ import re
 import statistics
 import sys
 
-from units import Results, Unit, run_units
-
 from runs import ROOT
+from units import Results, Unit, run_units
 
 CONFIG = ROOT / "configs/moe_study.toml"
 RESULTS = ROOT / "bench/results/moe_quality"
@@ -103,14 +102,13 @@ def report(regime: str, units: list[dict]) -> bool:
     for dense, moe in found:
         print(
             f"{regime}, seed {dense['seed']}, {dense['cpu']} ({dense['simd']}): "
-            f"{dense['parameters'] / 1e6:.1f} M dense, {moe['parameters'] / 1e6:.1f} M in the mixture; FLOPs per token "
-            f"{moe['flops_per_token'] / dense['flops_per_token']:.3f}, step {moe['step_ms'] / dense['step_ms']:.3f} of dense"
+            f"{dense['parameters'] / 1e6:.1f} M dense, {moe['parameters'] / 1e6:.1f} M in the mixture; of dense: "
+            f"FLOPs per token {moe['flops_per_token'] / dense['flops_per_token']:.3f}, "
+            f"step {moe['step_ms'] / dense['step_ms']:.3f}"
         )
         rows = compare(dense, moe)
         for row in rows[:: max(1, len(rows) // 5)]:
-            print(
-                f"  to a loss of {row['loss']:.3f}: {row['tokens']:.2f} of the tokens, {row['seconds']:.2f} of the seconds"
-            )
+            print(f"  loss {row['loss']:.3f}: {row['tokens']:.2f} of the tokens, {row['seconds']:.2f} of the seconds")
         final = dense["validation"][-1][1]
         last = [row for row in rows if row["loss"] == final]
         ends.append(last[-1]["seconds"] if last else math.inf)

@@ -26,9 +26,9 @@ import sys
 
 from mx_study_page import BOUND_PERCENT, page, percent
 from scipy import stats
-from units import Results, Unit, run_units
 
 from runs import ROOT
+from units import Results, Unit, run_units
 
 CONFIG = ROOT / "configs/mx/study.toml"
 RESULTS = ROOT / "bench/results/mx_study"
