@@ -7,6 +7,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/kept_memory.h"
 #include "dovetail/base/machine.h"
+#include "dovetail/moe/experts.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/mx/operand.h"
 #include "dovetail/ops/gemm.h"
@@ -296,7 +297,7 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
   // - The gradient of a matrix has a copy.
   // - Copies are float32 on a CPU without bfloat16 products.
   const int64_t copy = mx::emulates_in_bfloat16() ? element : kFloat;
-  int64_t ffn_workspace = 0, routed_workspace = 0;
+  int64_t ffn_workspace = 0, routed_workspace = 0, rows_workspace = 0;
   for (const FeedForwardPart& ffn : blocks.back().ffns) {
     const auto up = mx::up_width(c.activation, ffn.width);
     const bool by_rows = ffn.down.activation.format && ffn.down.activation.is_microscaling();
@@ -315,14 +316,18 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
       continue;
     }
     if (ffn.routed && run == ExpertsRun::kGrouped) {
-      // All experts at once: the activation, its gradient, the gradient of `up`'s result, and the
-      // gradients of the matrices.
-      routed_workspace += (rows * (2 * ffn.width + up) + c.width * (ffn.width + up)) * element;
+      // The gradients of the matrices of all experts. A piece of experts has the activation, its
+      // gradient and the gradient of `up`'s result; the last expert of a piece may exceed it.
+      const int64_t piece = std::min(static_cast<int64_t>(static_cast<double>(tokens) * c.moe.k),
+                                     2 * rows + moe::expert_rows_at_once(options.threads));
+      rows_workspace = std::max(rows_workspace, piece * (2 * ffn.width + up) * element);
+      routed_workspace += c.width * (ffn.width + up) * element;
       continue;
     }
     const auto matrix_bytes = element + (ffn.down.weight.format ? copy : 0);
     ffn_workspace = std::max(ffn_workspace, rows * row_bytes + matrix_bytes * c.width * ffn.width);
   }
+  routed_workspace += rows_workspace;
   // Sums of the gradients for their tokens.
   if (routed_workspace > 0) routed_workspace += tokens * c.width * kFloat;
   ffn_workspace = std::max(ffn_workspace, routed_workspace);

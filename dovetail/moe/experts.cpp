@@ -1,6 +1,7 @@
 #include "dovetail/moe/experts.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -59,25 +60,41 @@ std::vector<Run> runs_of_width(at::TensorList down) {
   return runs;
 }
 
-/// Views of each expert's rows.
-class ByExpert {
- public:
-  /// Splits a tensor that holds the rows of all experts.
-  ByExpert(const DispatchedRows& to, const at::Tensor& all) {
-    for (int64_t e = 0; e < to.experts(); ++e) views_.push_back(to.of_expert(all, e));
-  }
-  /// Splits matrices that hold the rows of one run each.
-  ByExpert(const DispatchedRows& to, const std::vector<Run>& runs, at::TensorList matrices) {
-    for (size_t i = 0; i < runs.size(); ++i) {
-      for (int64_t e = runs[i].first; e < runs[i].end; ++e)
-        views_.push_back(matrices[i].narrow(0, to.first(e) - to.first(runs[i].first), to.count(e)));
+/// Experts [first, end) of run `run` that are computed together, with rows [row, row + rows) of the
+/// dispatch.
+struct Piece {
+  size_t run;
+  int64_t first, end, row, rows;
+};
+
+/// Divides the experts of each run into pieces. A piece ends once it has enough rows for all
+/// threads. Between the products of a piece its hidden rows stay in the cache, and their memory
+/// serves the next piece. One expert of 512 rows and width 1024 has 2 MB of them in float32.
+std::vector<Piece> pieces_of(const DispatchedRows& to, const std::vector<Run>& runs) {
+  const int64_t enough = expert_rows_at_once(at::get_num_threads());
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    for (int64_t e = runs[i].first; e < runs[i].end; ++e) {
+      if (pieces.empty() || pieces.back().run != i || pieces.back().rows >= enough)
+        pieces.push_back({.run = i, .first = e, .end = e, .row = to.first(e), .rows = 0});
+      pieces.back().end = e + 1;
+      pieces.back().rows += to.count(e);
     }
   }
-  const at::Tensor& operator[](int64_t e) const { return views_[static_cast<size_t>(e)]; }
+  return pieces;
+}
 
- private:
-  variable_list views_;
-};
+/// Rows of expert e in a tensor that has the rows of a piece.
+at::Tensor of_expert(const DispatchedRows& to, const Piece& piece, const at::Tensor& rows,
+                     int64_t e) {
+  return rows.narrow(0, to.first(e) - piece.row, to.count(e));
+}
+
+/// Rows of a piece in a matrix that has the rows of its run.
+at::Tensor of_piece(const DispatchedRows& to, const std::vector<Run>& runs, const Piece& piece,
+                    const at::Tensor& matrix) {
+  return matrix.narrow(0, piece.row - to.first(runs[piece.run].first), piece.rows);
+}
 
 /// Rounds `count` up to one of sixteen sizes between a power of two and the next.
 int64_t usual_size(int64_t count) {
@@ -102,15 +119,6 @@ DispatchedRows with_usual_sizes(const DispatchedRows& to, const at::Tensor& x,
     out.of_expert(out.choice, e).narrow(0, 0, to.count(e)).copy_(to.of_expert(to.choice, e));
     out.of_expert(out.token, e).narrow(0, 0, to.count(e)).copy_(to.of_expert(to.token, e));
   }
-  return out;
-}
-
-/// Allocates an uninitialised matrix for each run, `wide` times as wide as its experts.
-variable_list matrices(const DispatchedRows& to, const std::vector<Run>& runs, int64_t wide,
-                       const at::TensorOptions& options) {
-  variable_list out;
-  for (const Run& run : runs)
-    out.push_back(at::empty({to.first(run.end) - to.first(run.first), wide * run.width}, options));
   return out;
 }
 
@@ -184,33 +192,36 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     const at::Tensor row_weight =
         at::cat({weight.reshape(-1), at::zeros({1}, weight.options())}).index_select(0, to.choice);
     const auto runs = runs_of_width(at.downs(tensors));
-    const variable_list h = matrices(to, runs, mx::up_width(activation_name, 1), x.options());
-    const ByExpert token(to, to.token), weights(to, row_weight), h_of(to, runs, h);
-
-    std::vector<ops::GemmCall> calls;
-    for (int64_t e = 0; e < at.experts; ++e)
-      calls.push_back({h_of[e],
-                       x,
-                       tensors[at.up(e)],
-                       {.transpose_b = true,
-                        .bias = bias ? tensors[at.up_bias(e)] : at::Tensor(),
-                        .a_rows = token[e]}});
-    ops::gemm_group(calls);
-    variable_list a;
-    for (const at::Tensor& matrix : h) a.push_back(activation->apply(matrix));
-    const ByExpert a_of(to, runs, a);
+    variable_list h;
+    for (const Run& run : runs)
+      h.push_back(at::empty(
+          {to.first(run.end) - to.first(run.first), mx::up_width(activation_name, run.width)},
+          x.options()));
     at::Tensor y = at::zeros(x.sizes(), weight.options());
-    calls.clear();
-    for (int64_t e = 0; e < at.experts; ++e)
-      calls.push_back({y,
-                       a_of[e],
-                       tensors[at.down(e)],
-                       {.transpose_b = true,
-                        .accumulate = true,
-                        .bias = bias ? tensors[at.down_bias(e)] : at::Tensor(),
-                        .c_rows = token[e].narrow(0, 0, kept.count(e)),
-                        .c_weights = weights[e].narrow(0, 0, kept.count(e))}});
-    ops::gemm_group(calls);
+    for (const Piece& piece : pieces_of(to, runs)) {
+      const at::Tensor h_rows = of_piece(to, runs, piece, h[piece.run]);
+      std::vector<ops::GemmCall> calls;
+      for (int64_t e = piece.first; e < piece.end; ++e)
+        calls.push_back({of_expert(to, piece, h_rows, e),
+                         x,
+                         tensors[at.up(e)],
+                         {.transpose_b = true,
+                          .bias = bias ? tensors[at.up_bias(e)] : at::Tensor(),
+                          .a_rows = to.of_expert(to.token, e)}});
+      ops::gemm_group(calls);
+      const at::Tensor a = activation->apply(h_rows);
+      calls.clear();
+      for (int64_t e = piece.first; e < piece.end; ++e)
+        calls.push_back({y,
+                         of_expert(to, piece, a, e),
+                         tensors[at.down(e)],
+                         {.transpose_b = true,
+                          .accumulate = true,
+                          .bias = bias ? tensors[at.down_bias(e)] : at::Tensor(),
+                          .c_rows = to.of_expert(to.token, e).narrow(0, 0, kept.count(e)),
+                          .c_weights = to.of_expert(row_weight, e).narrow(0, 0, kept.count(e))}});
+      ops::gemm_group(calls);
+    }
 
     variable_list made = {y, row_weight};
     made.insert(made.end(), h.begin(), h.end());
@@ -229,77 +240,70 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     const at::Tensor dy = saved.back().to(x.scalar_type()).contiguous();
     const auto runs = runs_of_width(at.downs(saved));
     const at::TensorList h = at::TensorList(saved).slice(at.count() + 1, runs.size());
-    const ByExpert token(to, to.token);
-
-    variable_list a, da = matrices(to, runs, 1, x.options()), dh;
-    std::vector<ops::GemmCall> calls;
-    const auto run_calls = [&calls] { ops::gemm_group(std::exchange(calls, {})); };
-    {
-      const ByExpert da_of(to, runs, da);
-      for (int64_t e = 0; e < at.experts; ++e)
-        calls.push_back({da_of[e], dy, saved[at.down(e)], {.a_rows = token[e]}});
-      run_calls();
-    }
-    at::Tensor row_dweight = at::empty(row_weight.sizes(), row_weight.options());
-    for (size_t i = 0; i < runs.size(); ++i) {
-      a.push_back(activation->apply(h[i]));
-      const int64_t first = to.first(runs[i].first);
-      weigh(row_weight.narrow(0, first, a[i].size(0)), a[i], da[i],
-            row_dweight.narrow(0, first, a[i].size(0)));
-    }
-
-    if (at.bias) {  // adds <dy, down_bias> to the gradient of each row's weight
-      const at::Tensor of_bias = at::empty({to.size(), 1}, x.options());
-      const ByExpert of_expert(to, of_bias);
-      for (int64_t e = 0; e < at.experts; ++e)
-        calls.push_back(
-            {of_expert[e], dy, saved[at.down_bias(e)].unsqueeze(1), {.a_rows = token[e]}});
-      run_calls();
-      row_dweight.add_(of_bias.squeeze(1));
-    }
-
-    // down's gradients come first: `a` is freed before up's gradients are allocated.
+    at::Tensor row_dweight = at::empty(row_weight.sizes(), row_weight.options()), dx;
+    if (wants_x) dx = at::zeros(x.sizes(), weight.options());
+    const at::Tensor factor = row_weight.to(x.scalar_type());
     variable_list out(at.count());
-    const ByExpert weights(to, row_weight.to(x.scalar_type()));
     const auto gradient = [&](size_t place) {
       return out[place] = at::empty(saved[place].sizes(), x.options());
     };
-    {
-      const ByExpert a_of(to, runs, a);
-      for (int64_t e = 0; e < at.experts; ++e) {
-        calls.push_back(
-            {gradient(at.down(e)), dy, a_of[e], {.transpose_a = true, .a_rows = token[e]}});
+    for (const Piece& piece : pieces_of(to, runs)) {
+      const at::Tensor h_rows = of_piece(to, runs, piece, h[piece.run]),
+                       dweight_rows = row_dweight.narrow(0, piece.row, piece.rows);
+      std::vector<ops::GemmCall> calls;
+      const auto run_calls = [&calls] { ops::gemm_group(std::exchange(calls, {})); };
+      at::Tensor da = at::empty({piece.rows, runs[piece.run].width}, x.options());
+      for (int64_t e = piece.first; e < piece.end; ++e)
+        calls.push_back({of_expert(to, piece, da, e),
+                         dy,
+                         saved[at.down(e)],
+                         {.a_rows = to.of_expert(to.token, e)}});
+      run_calls();
+      at::Tensor a = activation->apply(h_rows);
+      weigh(row_weight.narrow(0, piece.row, piece.rows), a, da, dweight_rows);
+      if (at.bias) {  // adds <dy, down_bias> to the gradient of each row's weight
+        const at::Tensor of_bias = at::empty({piece.rows, 1}, x.options());
+        for (int64_t e = piece.first; e < piece.end; ++e)
+          calls.push_back({of_expert(to, piece, of_bias, e),
+                           dy,
+                           saved[at.down_bias(e)].unsqueeze(1),
+                           {.a_rows = to.of_expert(to.token, e)}});
+        run_calls();
+        dweight_rows.add_(of_bias.squeeze(1));
+      }
+
+      // down's gradients come first: `a` is freed before dh and up's gradients are allocated.
+      for (int64_t e = piece.first; e < piece.end; ++e) {
+        const at::Tensor token = to.of_expert(to.token, e);
+        calls.push_back({gradient(at.down(e)),
+                         dy,
+                         of_expert(to, piece, a, e),
+                         {.transpose_a = true, .a_rows = token}});
         if (at.bias)
           calls.push_back({gradient(at.down_bias(e)).unsqueeze(0),
-                           weights[e].unsqueeze(0),
+                           to.of_expert(factor, e).unsqueeze(0),
                            dy,
-                           {.b_rows = token[e]}});
+                           {.b_rows = token}});
+      }
+      run_calls();
+      a.reset();
+      const at::Tensor dh = mx::activation_gradient(*activation, h_rows, da);
+      da.reset();
+      for (int64_t e = piece.first; e < piece.end; ++e) {
+        const at::Tensor token = to.of_expert(to.token, e), dh_rows = of_expert(to, piece, dh, e);
+        if (wants_x)
+          calls.push_back({dx,
+                           dh_rows,
+                           saved[at.up(e)],
+                           {.accumulate = true, .c_rows = token.narrow(0, 0, kept.count(e))}});
+        const at::Tensor up_sums = at.bias ? gradient(at.up_bias(e)) : at::Tensor();
+        calls.push_back({gradient(at.up(e)),
+                         dh_rows,
+                         x,
+                         {.transpose_a = true, .row_sums = up_sums, .b_rows = token}});
       }
       run_calls();
     }
-    a.clear();
-    for (size_t i = 0; i < runs.size(); ++i) {
-      dh.push_back(mx::activation_gradient(*activation, h[i], da[i]));
-      da[i].reset();
-    }
-    const ByExpert dh_of(to, runs, dh);
-    at::Tensor dx;
-    if (wants_x) {
-      dx = at::zeros(x.sizes(), weight.options());
-      for (int64_t e = 0; e < at.experts; ++e)
-        calls.push_back({dx,
-                         dh_of[e],
-                         saved[at.up(e)],
-                         {.accumulate = true, .c_rows = token[e].narrow(0, 0, kept.count(e))}});
-    }
-    for (int64_t e = 0; e < at.experts; ++e) {
-      const at::Tensor up_sums = at.bias ? gradient(at.up_bias(e)) : at::Tensor();
-      calls.push_back({gradient(at.up(e)),
-                       dh_of[e],
-                       x,
-                       {.transpose_a = true, .row_sums = up_sums, .b_rows = token[e]}});
-    }
-    run_calls();
     if (dx.defined()) out[Places::kX] = dx.to(x.scalar_type());
     const at::Tensor dweight =
         at::zeros({weight.numel() + 1}, weight.options()).index_copy_(0, to.choice, row_dweight);

@@ -10,6 +10,10 @@
 
 namespace dovetail::moe {
 
+/// Returns the number of rows from which experts are computed as one piece (`feed_forward`). Each
+/// of `threads` threads then has 256.
+inline int64_t expert_rows_at_once(int threads) { return 256 * threads; }
+
 /// Weights of E experts. Expert e is a feed-forward of hidden width f_e; widths may differ.
 ///
 /// Shapes: up[e] (u_e, C), down[e] (C, f_e), up_bias[e] (u_e), down_bias[e] (C). u_e =
