@@ -316,8 +316,8 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
       continue;
     }
     if (ffn.routed && run == ExpertsRun::kGrouped) {
-      // The gradients of the matrices of all experts. A piece of experts has the activation, its
-      // gradient and the gradient of `up`'s result; the last expert of a piece may exceed it.
+      // Gradients of the matrices of all experts. A piece of experts has the activation, its
+      // gradient and the gradient of `up`'s result. Its last expert may exceed the limit of rows.
       const int64_t piece = std::min(static_cast<int64_t>(static_cast<double>(tokens) * c.moe.k),
                                      2 * rows + moe::expert_rows_at_once(options.threads));
       rows_workspace = std::max(rows_workspace, piece * (2 * ffn.width + up) * element);
