@@ -190,7 +190,8 @@ LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
   const int64_t num_targets = tokens.is_cuda() ? 0 : count_targets(tokens);
   if (!router_loss.defined()) return {sum, num_targets, {}};
   // A tensor, since a recorded step has another number of targets in each replay.
-  const at::Tensor weight = targets.ne(kPaddingToken).sum().to(router_loss.options());
+  // On the CPU it is a scalar that a GPU takes without waiting.
+  const at::Tensor weight = targets.ne(kPaddingToken).sum().to(router_loss.scalar_type());
   return {sum, num_targets, router_loss * weight};
 }
 
