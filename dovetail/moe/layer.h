@@ -56,6 +56,8 @@ class Layer : public torch::nn::Module {
   using torch::nn::Module::load;
   /// Returns the load. If it is on a GPU, the host waits for it.
   Load load() const;
+  /// Returns Load::count as (E) float64, where the last forward pass ran.
+  at::Tensor counts() const { return load_.narrow(0, 0, config_.experts).to(at::kDouble); }
   /// Adds the load of a replica, which ran other micro-batches of the same step.
   void add_load(const Load& of_replica);
   /// Sets the load to zero. Call it at the beginning of a step.

@@ -19,7 +19,7 @@ void check_choices(const at::Tensor& expert, const at::Tensor& slot, int64_t exp
                "moe: {} must be (T, k) int32 on the CPU or a CUDA device, but is {}", name,
                ops::describe(x));
   const std::string message = fmt::format("moe: expert_idx must lie in 0 to {}", experts - 1);
-  const at::Tensor lies = (expert.ge(0) & expert.lt(experts) | slot.lt(0)).all();
+  const at::Tensor lies = ((expert.ge(0) & expert.lt(experts)) | slot.lt(0)).all();
   // A GPU stops at a wrong index. The host does not wait for the answer.
   if (lies.is_cuda()) return at::_assert_async(lies, message);
   user_check(lies.item<bool>(), "{}", message);

@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/moe/balanced_assignment.h"
@@ -90,7 +91,7 @@ Router::Output Router::by_hash(const at::Tensor& rows, const Pass& pass) const {
                                 ? at::empty({rows.size(0), spec_.k}, rows.options().dtype(at::kInt))
                                 : hashed(pass.tokens.to(at::kCPU));
   Output out;
-  out.routing = route(logits, spec_of(pass), {.chosen = chosen.to(rows.device())});
+  out.routing = route(logits, spec_of(pass), {.chosen = copied_to(chosen, rows.device())});
   out.routing.weight =
       (out.routing.slot >= 0).to(dtype) * (spec_.scale / static_cast<double>(spec_.k));
   return out;
@@ -136,22 +137,23 @@ Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const
 
 at::Tensor Router::draws(const Pass& pass, const at::Tensor& rows) const {
   if (!pass.training || config_.second_expert != "random") return {};
-  return operation("dovetail::moe_uniform_draws", {},
-                   [seed = pass.seed, key = name_key_, first = pass.first_token,
-                    tokens = rows.size(0)](const Operands&) {
-                     return std::vector{uniform_draws(mix_seed(seed.now(), key), first, tokens)};
-                   })[0]
-      .to(rows.device());
+  const auto drawn =
+      operation("dovetail::moe_uniform_draws", {},
+                [seed = pass.seed, key = name_key_, first = pass.first_token,
+                 tokens = rows.size(0)](const Operands&) {
+                  return std::vector{uniform_draws(mix_seed(seed.now(), key), first, tokens)};
+                });
+  return copied_to(drawn[0], rows.device());
 }
 
 at::Tensor Router::noise(const Pass& pass, const at::Tensor& logits) const {
-  return operation(
-             "dovetail::moe_normal_draws", {},
-             [seed = pass.seed, key = name_key_, first = pass.first_token, tokens = logits.size(0),
-              experts = config_.experts](const Operands&) {
-               return std::vector{normal_draws(mix_seed(seed.now(), key), first, tokens, experts)};
-             })[0]
-      .to(logits.options());
+  const auto drawn = operation(
+      "dovetail::moe_normal_draws", {},
+      [seed = pass.seed, key = name_key_, first = pass.first_token, tokens = logits.size(0),
+       experts = config_.experts](const Operands&) {
+        return std::vector{normal_draws(mix_seed(seed.now(), key), first, tokens, experts)};
+      });
+  return copied_to(drawn[0], logits.device()).to(logits.scalar_type());
 }
 
 at::Tensor Router::load_loss(const Routing& routing, const Pass& pass) {

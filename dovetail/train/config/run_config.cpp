@@ -190,12 +190,13 @@ void ParallelSection::describe(Section& s) {
       .unit("ranks")
       .range(0, 65536);
   s.value("dispatch", dispatch,
-          "Format in which tokens are sent to their experts; mxfp8: rounded to codes with scales")
-      .choices({"unchanged", "fp32", "bf16", "mxfp8"});
+          "Format in which tokens are sent to their experts. mxfp8: E4M3 codes with a scale for "
+          "each 32 elements. fp8: E4M3 codes with a scale for each 128 elements")
+      .choices({"unchanged", "fp32", "bf16", "mxfp8", "fp8"});
   s.value("combine", combine,
           "Format in which the experts' results are sent back. unchanged: the compute format. "
           "fp32: the sums as one rank has them, also in BF16 runs")
-      .choices({"unchanged", "fp32", "bf16", "mxfp8"});
+      .choices({"unchanged", "fp32", "bf16", "mxfp8", "fp8"});
   s.value("costs", costs,
           "File of costs for auto, as in configs/clusters. Empty: the ranks measure their costs at "
           "the start (dovetail bench comm)");
