@@ -11,6 +11,8 @@ namespace dovetail::moe {
 
 namespace {
 
+constexpr int64_t kAlignment = 16;  // bytes, of operands of `torch._grouped_mm`
+
 void check_expert(const at::Tensor& x, const ExpertWeights& experts, size_t e) {
   const at::Tensor &up = experts.up[e], &down = experts.down[e];
   const int64_t width = down.dim() == 2 ? down.size(1) : -1;
@@ -64,7 +66,8 @@ void check_experts(const at::Tensor& x, const at::Tensor& weight, const ExpertWe
 
 at::Tensor stacked(at::TensorList tensors) {
   const at::Tensor& first = tensors[0];
-  if (!are_neighbours(tensors)) return at::stack(tensors);
+  const bool aligned = first.storage_offset() * first.element_size() % kAlignment == 0;
+  if (!aligned || !are_neighbours(tensors)) return at::stack(tensors);
   std::vector<int64_t> sizes = first.sizes().vec(), strides = first.strides().vec();
   sizes.insert(sizes.begin(), static_cast<int64_t>(tensors.size()));
   strides.insert(strides.begin(), first.numel());

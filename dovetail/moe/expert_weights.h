@@ -25,7 +25,7 @@ void check_experts(const at::Tensor& x, const at::Tensor& weight, const ExpertWe
                    int64_t count);
 
 /// Returns `tensors`, which have equal sizes, as one tensor (E, ...). It is a view without a copy
-/// if they lie one after another in one storage (`share_storage`).
+/// if they lie one after another in one storage (`share_storage`), from a multiple of 16 bytes on.
 at::Tensor stacked(at::TensorList tensors);
 
 /// Moves `tensors`, parameters of equal sizes, into one storage, one after another. Their values,

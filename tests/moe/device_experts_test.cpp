@@ -179,6 +179,20 @@ TEST(ExpertStorage, IsReadWithoutACopy) {
     EXPECT_TRUE(at::equal(stacked(others), at::stack(others)));
 }
 
+/// The gradients of the weights are parts of one tensor, which nothing copies.
+TEST(DeviceExperts, LeaveGradientsInOneTensor) {
+  const Case c = make("gelu", {16, 16, 16}, false, {.k = 2, .drop = Drop::kNone}, 20)
+                     .in(at::kBFloat16, at::kFloat);
+  feed_forward(c.x, c.weight, rows_of(c, 0), c.experts).sum().backward();
+  for (const auto* list : {&c.experts.up, &c.experts.down}) {
+    const at::Tensor& first = (*list)[0].grad();
+    for (const at::Tensor& weight : *list) {
+      EXPECT_TRUE(weight.grad().is_alias_of(first));
+      EXPECT_TRUE(weight.grad().is_contiguous());
+    }
+  }
+}
+
 TEST(DeviceExperts, SayWhyTheirSizesGoToTheHost) {
   const auto experts = [](const std::vector<int64_t>& widths, at::ScalarType dtype) {
     return make("gelu", widths, false, {.k = 1, .drop = Drop::kNone}, 4)
