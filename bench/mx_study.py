@@ -20,21 +20,15 @@ Exit code 1 when a regime with eight pairs has no power, or when mxfp8's last in
 """
 
 import argparse
-import concurrent.futures
-import dataclasses
-import hashlib
-import json
 import math
 import pathlib
-import shutil
 import sys
-import threading
-import time
 
 from mx_study_page import BOUND_PERCENT, page, percent
 from scipy import stats
+from units import Results, Unit, run_units
 
-from runs import ROOT, finished, read_lines, read_machine, train_once, write_file_list
+from runs import ROOT
 
 CONFIG = ROOT / "configs/mx/study.toml"
 RESULTS = ROOT / "bench/results/mx_study"
@@ -91,61 +85,8 @@ FIRST_ARMS = ["bf16", "mxfp8", "mxfp8_floor"]
 ENOUGH_PAIRS = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Unit:
-    regime: str
-    arm: str
-    seed: int
-
-    def settings(self) -> list[str]:
-        return [f"run.seed={self.seed}", *REGIMES[self.regime], *ARMS[self.arm]]
-
-    def config_hash(self) -> str:
-        """Hash of everything that a unit's losses follow from, except code and processor."""
-        return hashlib.sha256("\n".join([CONFIG.read_text(), *self.settings()]).encode()).hexdigest()[:16]
-
-
-class Results:
-    """Finished units of one regime: one JSON object a line, appended as units end."""
-
-    def __init__(self, folder: pathlib.Path, regime: str):
-        self.path = folder / f"{regime}.jsonl"
-        self.lock = threading.Lock()
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        self.units = [json.loads(line) for line in lines]
-
-    def has(self, unit: Unit) -> bool:
-        return any(u["config"] == unit.config_hash() for u in self.units)
-
-    def add(self, line: dict) -> None:
-        with self.lock:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            self.units.append(line)
-
-
-def run_unit(unit: Unit, results: Results, options) -> None:
-    folder = options.out / unit.regime / f"{unit.arm}-{unit.seed}"
-    start = time.monotonic()
-    train_once(CONFIG, folder, unit.settings(), options.jobs)
-    if not finished(folder):  # stopped by a signal; the next call continues the run
-        return
-    machine = read_machine(folder)
-    metrics = read_lines(folder, "metrics.jsonl")
-    results.add(
-        {
-            "arm": unit.arm,
-            "seed": unit.seed,
-            "config": unit.config_hash(),
-            "cpu": machine["machine"]["cpu"],
-            "simd": machine["machine"]["simd"],
-            "parameters": machine["parameters"],
-            "seconds": round(time.monotonic() - start),
-            "validation": [[m["tokens"], m["validation_loss"]] for m in metrics if "validation_loss" in m],
-        }
-    )
-    shutil.rmtree(folder)  # the checkpoint is not part of the result
+def unit_of(regime: str, arm: str, seed: int) -> Unit:
+    return Unit(CONFIG, arm, seed, (f"run.seed={seed}", *REGIMES[regime], *ARMS[arm]))
 
 
 def interval(values: list[float]) -> tuple[float, float | None]:
@@ -232,22 +173,6 @@ def verdicts(regime: str, found: dict) -> tuple[list[str], bool]:
     return lines, holds
 
 
-def run_units(options) -> None:
-    write_file_list()
-    results = Results(options.results, options.regime)
-    plan = [Unit(options.regime, arm, seed) for seed in range(1, options.seeds + 1) for arm in options.arms]
-    missing = [unit for unit in plan if not results.has(unit)]
-    print(f"{options.regime}: {len(plan) - len(missing)} of {len(plan)} units are done", flush=True)
-    deadline = time.monotonic() + 60 * options.minutes
-
-    def run(unit: Unit) -> None:
-        if time.monotonic() < deadline:
-            run_unit(unit, results, options)
-
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(run, missing))
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--regime", choices=list(REGIMES), default="small")
@@ -276,7 +201,9 @@ def main() -> None:
                 print(f"  {name:22} {' '.join(settings)}")
         return
     if not options.page_only:
-        run_units(options)
+        plan = [unit_of(options.regime, arm, seed) for seed in range(1, options.seeds + 1) for arm in options.arms]
+        results = Results(options.results, options.regime)
+        run_units(plan, results, options.out / options.regime, options.jobs, options.minutes)
     by_regime = {name: Results(options.results, name).units for name in REGIMES}
     by_regime = {name: units for name, units in by_regime.items() if units}
     if not by_regime:

@@ -6,12 +6,15 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/schema/enum_names.h"
+#include "dovetail/mx/float8.h"
 #include "dovetail/mx/quantize.h"
 
 namespace dovetail::comm {
 namespace {
 
-constexpr std::array<std::string_view, 4> kPayloadNames = {"unchanged", "fp32", "bf16", "mxfp8"};
+constexpr std::array<std::string_view, 5> kPayloadNames = {"unchanged", "fp32", "bf16", "mxfp8",
+                                                           "fp8"};
+constexpr int64_t kFloat8Block = 128;
 
 at::ScalarType wire_dtype(Payload payload, at::ScalarType dtype) {
   return payload == Payload::kFloat32    ? at::kFloat
@@ -19,22 +22,44 @@ at::ScalarType wire_dtype(Payload payload, at::ScalarType dtype) {
                                          : dtype;
 }
 
-at::Tensor encode_mxfp8(const at::Tensor& x) {
+/// Returns the bytes of a row's scales.
+int64_t scale_bytes(Payload payload, int64_t width) {
+  const auto blocks = [&](int64_t block) { return (width + block - 1) / block; };
+  return payload == Payload::kMXFP8 ? blocks(mx::kBlock)
+                                    : blocks(kFloat8Block) * static_cast<int64_t>(sizeof(float));
+}
+
+at::Tensor encode_codes(const at::Tensor& x, Payload payload) {
   const bool quantizable = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16 ||
                            x.scalar_type() == at::kHalf;
   user_check(x.dim() == 2 && quantizable,
-             "all_to_all: an mxfp8 payload is for a matrix of float32, bfloat16 or float16, not {} "
+             "all_to_all: an {} payload is for a matrix of float32, bfloat16 or float16, not {} "
              "dimensions of {}",
-             x.dim(), c10::toString(x.scalar_type()));
-  const auto row = mx::quantize(x).row;
-  return at::cat({row.codes(), row.scales()}, 1);
+             name(payload), x.dim(), c10::toString(x.scalar_type()));
+  if (payload == Payload::kMXFP8) {
+    const auto row = mx::quantize(x).row;
+    return at::cat({row.codes(), row.scales()}, 1);
+  }
+  const mx::Float8Tensor row =
+      mx::quantize_float8(x.scalar_type() == at::kHalf ? x.to(at::kFloat) : x,
+                          {.blocks = mx::Float8Blocks::kRow})
+          .tensor;
+  return at::cat({row.codes, row.scales.view(at::kByte)}, 1);
 }
 
-at::Tensor decode_mxfp8(const at::Tensor& message, int64_t width, at::ScalarType dtype) {
-  const mx::MXTensor rows(message.narrow(1, 0, width).contiguous(),
-                          message.narrow(1, width, message.size(1) - width).contiguous(),
-                          mx::Format::kE4M3, mx::Orientation::kRow);
-  return dtype == at::kBFloat16 ? mx::dequantize(rows, dtype) : mx::dequantize(rows).to(dtype);
+at::Tensor decode_codes(const at::Tensor& message, Payload payload, int64_t width,
+                        at::ScalarType dtype) {
+  const at::Tensor codes = message.narrow(1, 0, width).contiguous(),
+                   scales = message.narrow(1, width, scale_bytes(payload, width)).contiguous();
+  const at::ScalarType decoded = dtype == at::kBFloat16 ? dtype : at::kFloat;
+  if (payload == Payload::kMXFP8)
+    return mx::dequantize({codes, scales, mx::Format::kE4M3, mx::Orientation::kRow}, decoded)
+        .to(dtype);
+  return mx::dequantize(mx::Float8Tensor{.codes = codes,
+                                         .scales = scales.view(at::kFloat),
+                                         .blocks = mx::Float8Blocks::kRow},
+                        decoded)
+      .to(dtype);
 }
 
 }  // namespace
@@ -44,18 +69,20 @@ Payload parse_payload(std::string_view text) {
   return parse_enum<Payload>("comm", "payload", text, kPayloadNames);
 }
 
+bool quantizes(Payload payload) { return payload == Payload::kMXFP8 || payload == Payload::kFP8; }
+
 int64_t row_bytes(Payload payload, int64_t width, at::ScalarType dtype) {
-  if (payload == Payload::kMXFP8) return width + (width + mx::kBlock - 1) / mx::kBlock;
+  if (quantizes(payload)) return width + scale_bytes(payload, width);
   return width * static_cast<int64_t>(c10::elementSize(wire_dtype(payload, dtype)));
 }
 
 at::Tensor encode(const at::Tensor& x, Payload payload) {
-  return payload == Payload::kMXFP8 ? encode_mxfp8(x)
-                                    : x.to(wire_dtype(payload, x.scalar_type())).contiguous();
+  return quantizes(payload) ? encode_codes(x, payload)
+                            : x.to(wire_dtype(payload, x.scalar_type())).contiguous();
 }
 
 at::Tensor decode(const at::Tensor& message, Payload payload, int64_t width, at::ScalarType dtype) {
-  return payload == Payload::kMXFP8 ? decode_mxfp8(message, width, dtype) : message.to(dtype);
+  return quantizes(payload) ? decode_codes(message, payload, width, dtype) : message.to(dtype);
 }
 
 }  // namespace dovetail::comm

@@ -64,11 +64,11 @@ class Pieces {
       shapes_.push_back(slice.sizes().vec());
       elements_ += slice.numel();
     }
-    constexpr int64_t kBytes = 4 << 20;
-    at_once_ =
-        std::max<int64_t>(1, kBytes / (elements_ * static_cast<int64_t>(own.up[0].element_size())));
     for (int holder = 0; holder < placement_.holders(); ++holder)
       most_ = std::max(most_, placement_.count(holder));
+    constexpr int64_t kBytes = 4 << 20;
+    at_once_ = std::clamp<int64_t>(
+        kBytes / (elements_ * static_cast<int64_t>(own.up[0].element_size())), 1, most_);
   }
 
   size_t parameters() const { return shapes_.size(); }

@@ -330,11 +330,23 @@ TEST(ScatterAndGather, MoveRowsFromAndToTheRoot) {
     });
 }
 
+/// Rounds each 1 x 128 block of x (rows, C) by torch's own cast to float8_e4m3fn, with the float32
+/// scale of its largest magnitude. 448 is the largest number of E4M3.
+at::Tensor rounded_in_blocks(const at::Tensor& x) {
+  std::vector<at::Tensor> blocks;
+  for (const at::Tensor& block : x.to(at::kFloat).split(128, 1)) {
+    const at::Tensor factor = 448 / block.abs().amax(1, true);
+    blocks.push_back((block * factor).clamp(-448, 448).to(at::kFloat8_e4m3fn).to(at::kFloat) *
+                     factor.reciprocal());
+  }
+  return at::cat(blocks, 1).to(x.scalar_type());
+}
+
 TEST(Payloads, RowsArriveAsTheFormatHoldsThem) {
-  const std::vector<at::Tensor> values = {torch::randn({6, 64}), torch::randn({6, 64})};
+  const std::vector<at::Tensor> values = {torch::randn({6, 300}), torch::randn({6, 300})};
   expect_all_succeed(2, [&](std::shared_ptr<Group> group) {
     for (const auto dtype : {at::kFloat, at::kBFloat16})
-      for (const int64_t width : {64, 33, 1}) {
+      for (const int64_t width : {300, 64, 33, 1}) {
         std::vector<at::Tensor> x;
         for (const auto& rows : values)
           x.push_back(rows.narrow(1, 0, width).to(dtype).contiguous());
@@ -347,11 +359,13 @@ TEST(Payloads, RowsArriveAsTheFormatHoldsThem) {
         EXPECT_TRUE(torch::equal(with(Payload::kBFloat16), sent.to(at::kBFloat16).to(dtype)));
         EXPECT_TRUE(
             torch::equal(with(Payload::kMXFP8), mx::dequantize(mx::quantize(sent).row).to(dtype)));
+        EXPECT_TRUE(torch::equal(with(Payload::kFP8), rounded_in_blocks(sent)));
       }
-    EXPECT_THROW(all_to_all(torch::ones({4, 32}, at::kDouble), group, {.forward = Payload::kMXFP8}),
-                 UserError);
-    EXPECT_THROW(all_to_all(torch::ones({4, 2, 32}), group, {.forward = Payload::kMXFP8}),
-                 UserError);
+    for (const Payload codes : {Payload::kMXFP8, Payload::kFP8}) {
+      EXPECT_THROW(all_to_all(torch::ones({4, 32}, at::kDouble), group, {.forward = codes}),
+                   UserError);
+      EXPECT_THROW(all_to_all(torch::ones({4, 2, 32}), group, {.forward = codes}), UserError);
+    }
   });
 }
 
@@ -382,13 +396,14 @@ TEST(Payloads, BytesOnTheWireAreCounted) {
     const auto x = torch::randn({kRows, kWidth});
     EXPECT_EQ(bytes(x, Payload::kFloat32), kRows / 3 * 2 * kWidth * 4);
     EXPECT_EQ(bytes(x.to(at::kDouble), Payload::kUnchanged), kRows / 3 * 2 * kWidth * 8);
+    EXPECT_EQ(bytes(x, Payload::kFP8), kRows / 3 * 2 * (kWidth + kWidth / 128 * 4));
     EXPECT_LE(bytes(x, Payload::kMXFP8) / bytes(x, Payload::kBFloat16), 0.52);
   });
 }
 
 TEST(Payloads, HaveNames) {
   for (const auto payload :
-       {Payload::kUnchanged, Payload::kFloat32, Payload::kBFloat16, Payload::kMXFP8})
+       {Payload::kUnchanged, Payload::kFloat32, Payload::kBFloat16, Payload::kMXFP8, Payload::kFP8})
     EXPECT_EQ(parse_payload(name(payload)), payload);
   EXPECT_THROW(parse_payload("fp7"), UserError);
 }

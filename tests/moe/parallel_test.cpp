@@ -9,7 +9,6 @@
 #include <tuple>
 
 #include "dovetail/base/error.h"
-#include "dovetail/moe/gathered_experts.h"
 #include "dovetail/moe/layer.h"
 #include "dovetail/ops/gemm.h"
 #include "random.h"
@@ -555,37 +554,6 @@ TEST(Traffic, TopGroupsBoundTheRanksOfAToken) {
     EXPECT_EQ(sent_in({}, std::vector<at::Tensor>(4, expert), 16).world.bytes_sent,
               3 * 5 * 8 + rows * kRowBytes + choices * kChoiceBytes);
   }
-}
-
-/// The storage of gathered experts is empty between forward and backward, and after backward.
-TEST(AllExperts, AreFreedBetweenForwardAndBackward) {
-  expect_all_succeed(3, [&](const std::shared_ptr<comm::Group>& group) {
-    ExpertRanks ranks{.placement = make_placement(5, 3, 1, kFfnWidth, false), .group = group};
-    ExpertWeights own{.activation = "gelu"};
-    for (int64_t e = 0; e < ranks.placement.count(group->rank()); ++e) {
-      own.up.push_back(random({kFfnWidth, kWidth}, static_cast<uint64_t>(e)).requires_grad_());
-      own.down.push_back(random({kWidth, kFfnWidth}, 9).requires_grad_());
-    }
-    const at::Tensor x = random({4, kWidth}, 98).requires_grad_();
-    at::Tensor gathered;
-    size_t in_backward = 0;
-    const at::Tensor y = with_all_experts(own, ranks, [&](const ExpertWeights& all) {
-      EXPECT_EQ(all.experts(), 5);
-      gathered = all.up[4];
-      const at::Tensor h = x.mm(all.up[4].t());
-      h.register_hook([&](const at::Tensor&) { in_backward = gathered.storage().nbytes(); });
-      return h.mm(all.down[4].t());
-    });
-    EXPECT_EQ(gathered.storage().nbytes(), 0);
-    y.sum().backward();
-    EXPECT_EQ(in_backward, kFfnWidth * kWidth * 8);
-    EXPECT_EQ(gathered.storage().nbytes(), 0);
-    if (group->rank() < 2) return;
-    // Expert 4 is the last rank's second. All three ranks used it.
-    EXPECT_TRUE(at::allclose(own.down[1].grad(), 3 * at::ones({kWidth, 1}, at::kDouble) *
-                                                     x.mm(own.up[1].t()).sum(0).unsqueeze(0)));
-    EXPECT_EQ(own.up[0].grad().abs().max().item<double>(), 0);
-  });
 }
 
 TEST(Placement, CountsEveryExpertOnce) {

@@ -73,12 +73,12 @@ def test_a_study_without_power_does_not_hold():
 
 
 def test_finished_units_are_those_of_the_same_settings(tmp_path):
-    first = mx_study.Unit("small", "mxfp8", 1)
+    first = mx_study.unit_of("small", "mxfp8", 1)
     mx_study.Results(tmp_path, "small").add({"config": first.config_hash()})
     again = mx_study.Results(tmp_path, "small")
     assert again.has(first)
     for other in (("small", "mxfp8", 2), ("small", "bf16", 1), ("high_rate", "mxfp8", 1)):
-        assert not again.has(mx_study.Unit(*other))
+        assert not again.has(mx_study.unit_of(*other))
 
 
 def test_the_page_shows_intervals_and_sentences():

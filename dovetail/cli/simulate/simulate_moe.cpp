@@ -84,8 +84,9 @@ void SimulateMoe::declare(Arguments& arguments) {
   arguments
       .option(
           "--payload", "NAME", &payload_,
-          "Format of rows to the experts: fp32, bf16 or mxfp8; other rows are bf16, or fp32 (bf16)")
-      .one_of({"fp32", "bf16", "mxfp8"});
+          "Format of rows to the experts: fp32, bf16, mxfp8 or fp8; other rows are bf16, or fp32 "
+          "(bf16)")
+      .one_of({"fp32", "bf16", "mxfp8", "fp8"});
   arguments
       .option("--row-for", "WHAT", &row_for_,
               "A token's rows. rank: one for each rank with its experts, as Dovetail sends. "

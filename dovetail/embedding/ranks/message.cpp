@@ -8,7 +8,7 @@
 namespace dovetail::embedding {
 
 int64_t elements_of_row(comm::Payload payload, int64_t columns) {
-  return payload == comm::Payload::kMXFP8 ? row_bytes(payload, columns, at::kFloat) : columns;
+  return quantizes(payload) ? row_bytes(payload, columns, at::kFloat) : columns;
 }
 
 at::Tensor encode_rows(const at::Tensor& rows, comm::Payload payload) {

@@ -177,7 +177,7 @@ void EmbeddingSection::describe(Section& s) {
       .unit("bytes")
       .range(0, 1e15);
   s.value("exchange", exchange, "Format in which ranks exchange pooled rows and their gradients")
-      .choices({"fp32", "bf16", "mxfp8"});
+      .choices({"fp32", "bf16", "mxfp8", "fp8"});
   s.value(
        "transfer", transfer,
        "Rows that ranks exchange in a step. bags: a pooled row for each bag. rows: each distinct "

@@ -43,7 +43,8 @@ class ShardedEmbeddingCollection(Lookups):
             table: each table on one rank. column: a range of columns on each rank. Tables may have their own.
         rank_bytes: maximum bytes of rows and state on each rank, which ``"auto"`` keeps to; 0: unlimited.
         ids_per_sample: expected ids of a sample by feature, for ``"auto"``; others have 1.
-        exchange: format in which ranks exchange pooled rows and their gradients: ``"fp32"``, ``"bf16"`` or ``"mxfp8"``.
+        exchange: format in which ranks exchange pooled rows and their gradients: ``"fp32"``, ``"bf16"``, ``"mxfp8"`` or
+            ``"fp8"``.
         transfer: rows that ranks exchange in a step. ``"bags"``: a pooled row for each bag. ``"rows"``: each distinct
             row of a rank's samples once, and one summed gradient for it. Long sequences and frequent ids cost less.
         gradients: ``"mean"``: mean over ranks, as in DistributedDataParallel. ``"sum"``: their sum.
