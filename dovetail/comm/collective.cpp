@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -72,24 +73,24 @@ std::vector<nlohmann::ordered_json> gather_json(Group& group, const nlohmann::or
   return values;
 }
 
-void on_rank_zero(Group& group, const std::string& what, const std::function<void()>& work) {
+void on_all_ranks(Group& group, const std::string& what, const std::function<void()>& work) {
   if (group.size() == 1) {
-    work();
+    if (work) work();
     return;
   }
   std::future<std::exception_ptr> running;
-  if (group.rank() == 0) {
+  if (work) {
     running = std::async(std::launch::async, [&work, threads = at::get_num_threads()] {
       at::set_num_threads(threads);
       return run_catching(work);
     });
   }
   for (bool done = false; !done;) {
-    at::Tensor flag = at::zeros({1}, at::kDouble);
-    if (running.valid() && running.wait_for(std::chrono::seconds(1)) == std::future_status::ready)
-      flag.fill_(1.0);
-    group.all_reduce(flag);
-    done = flag.item<double>() > 0;
+    const bool busy =
+        running.valid() && running.wait_for(std::chrono::seconds(1)) != std::future_status::ready;
+    at::Tensor busy_ranks = at::full({1}, busy ? 1.0 : 0.0, at::kDouble);
+    group.all_reduce(busy_ranks);
+    done = busy_ranks.item<double>() == 0;
   }
   const std::exception_ptr error = running.valid() ? running.get() : nullptr;
   try {
@@ -98,6 +99,10 @@ void on_rank_zero(Group& group, const std::string& what, const std::function<voi
     if (error) std::rethrow_exception(error);
     throw;
   }
+}
+
+void on_rank_zero(Group& group, const std::string& what, const std::function<void()>& work) {
+  on_all_ranks(group, what, group.rank() == 0 ? work : nullptr);
 }
 
 }  // namespace dovetail::comm

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <future>
 #include <iterator>
 #include <optional>
@@ -129,14 +130,32 @@ struct CheckpointFolder::State {
   std::future<void> save;
   std::optional<StreamedTensors> streamed;  ///< tensors of the save that has begun
   std::optional<ManifestBase> base;         ///< base of the same save
-  std::optional<ManifestBase> saved;        ///< the last save
+  std::optional<ManifestBase> saved;        ///< the last save; only on process 0
 
   fs::path partial_of(int64_t step) const {
     return folder / fmt::format(".{}.partial", step_name(step));
   }
+  bool is_first() const { return !options.writers || options.writers->rank() == 0; }
+  /// Returns the beginning of the names of this process's files.
+  std::string prefix() const {
+    return is_first() ? "" : fmt::format("rank-{:05}-", options.writers->rank());
+  }
+  /// Runs `work` as CheckpointWriters::together does.
+  std::vector<std::string> together(const std::function<std::string()>& work) const {
+    return options.writers ? options.writers->together(work) : std::vector{work()};
+  }
+  /// Runs `work` on process 0.
+  void on_first(const std::function<void()>& work) const {
+    together([&] {
+      if (is_first()) work();
+      return std::string();
+    });
+  }
   void write(CheckpointManifest manifest, std::map<std::string, at::Tensor> tensors);
-  void write_whole(CheckpointManifest& manifest, std::map<std::string, at::Tensor>& tensors,
-                   const fs::path& partial);
+  /// Writes this process's files. Returns part_text about them.
+  std::string write_files(int64_t step, std::map<std::string, at::Tensor>& tensors);
+  /// Gives the checkpoint its final name.
+  void finish(CheckpointManifest& manifest) const;
   /// Frees the disk space of a failed save.
   void abandon(int64_t step);
   UserError not_written(int64_t step, const char* reason) const;
@@ -146,6 +165,7 @@ struct CheckpointFolder::State {
 void CheckpointFolder::State::abandon(int64_t step) {
   streamed.reset();
   base.reset();
+  if (!is_first()) return;
   std::error_code ignored;
   fs::remove_all(partial_of(step), ignored);
 }
@@ -160,11 +180,12 @@ UserError CheckpointFolder::State::not_written(int64_t step, const char* reason)
                         folder.string(), step_name(kept.back())));
 }
 
-void CheckpointFolder::State::write_whole(CheckpointManifest& manifest,
-                                          std::map<std::string, at::Tensor>& tensors,
-                                          const fs::path& partial) {
+std::string CheckpointFolder::State::write_files(int64_t step,
+                                                 std::map<std::string, at::Tensor>& tensors) {
+  const fs::path partial = partial_of(step);
+  CheckpointManifest part{.step = step};
   if (streamed) {
-    streamed->finish(manifest);
+    streamed->finish(part);
   } else {
     make_empty_folder(partial);
   }
@@ -173,12 +194,17 @@ void CheckpointFolder::State::write_whole(CheckpointManifest& manifest,
     std::map<std::string, at::Tensor> shard;
     for (const auto& name : shards[i]) shard.insert(tensors.extract(name));
     ManifestFile file{
-        .name = fmt::format("tensors-{:05}-of-{:05}.safetensors", i + 1, shards.size()),
+        .name = fmt::format("{}tensors-{:05}-of-{:05}.safetensors", prefix(), i + 1, shards.size()),
         .tensors = shards[i]};
     file.sha256 = write_safetensors(partial / file.name, shard);
     file.bytes = fs::file_size(partial / file.name);
-    manifest.files.push_back(std::move(file));
+    part.files.push_back(std::move(file));
   }
+  return part_text(part);
+}
+
+void CheckpointFolder::State::finish(CheckpointManifest& manifest) const {
+  const fs::path partial = partial_of(manifest.step);
   write_file_atomically(partial / "manifest.json", manifest_text(manifest));
   sync_folder(partial);
   publish(partial, folder / step_name(manifest.step));
@@ -189,13 +215,19 @@ void CheckpointFolder::State::write(CheckpointManifest manifest,
                                     std::map<std::string, at::Tensor> tensors) {
   const int64_t step = manifest.step;
   try {
-    write_whole(manifest, tensors, partial_of(step));
+    for (const std::string& part : together([&] { return write_files(step, tensors); }))
+      add_part(manifest, part);
+    on_first([&] { finish(manifest); });
   } catch (const std::exception& error) {
     abandon(step);
+    const bool a_process_died =
+        options.writers && dynamic_cast<const UserError*>(&error) == nullptr;
+    if (a_process_died) throw;
     throw not_written(step, error.what());
   }
   streamed.reset();
   base.reset();
+  if (!is_first()) return;
   saved = {.step = step, .checksum = manifest.checksum};
   try {
     prune(step);
@@ -238,30 +270,35 @@ void CheckpointFolder::clean() {
 
 StreamedTensors& CheckpointFolder::begin(int64_t step, CheckpointKind kind) {
   wait();
-  DOVETAIL_CHECK(kind == CheckpointKind::kFull || state_->saved,
+  DOVETAIL_CHECK(kind == CheckpointKind::kFull || state_->saved || !state_->is_first(),
                  "a delta of step {} builds on no save", step);
   state_->base = kind == CheckpointKind::kDelta ? state_->saved : std::nullopt;
   try {
-    make_empty_folder(state_->partial_of(step));
+    state_->on_first([&] { make_empty_folder(state_->partial_of(step)); });
   } catch (const UserError& error) {
     throw state_->not_written(step, error.what());
   }
   return state_->streamed.emplace(
       state_->partial_of(step), step,
-      state_->options.beside_training ? state_->options.copied_bytes : 0);
+      state_->options.beside_training ? state_->options.copied_bytes : 0, state_->prefix());
 }
 
 void CheckpointFolder::save(Snapshot snapshot) {
   wait();
   DOVETAIL_CHECK(snapshot.step >= 0, "step is {}", snapshot.step);
+  DOVETAIL_CHECK(state_->streamed || !state_->options.writers,
+                 "several processes save step {} without `begin`", snapshot.step);
   CheckpointManifest manifest{.step = snapshot.step, .state = snapshot.state, .base = state_->base};
   std::map<std::string, at::Tensor> tensors;
   try {
-    if (state_->streamed) state_->streamed->check();
-    // Throws here if the state cannot be written, before tensors are copied.
-    manifest_text(manifest);
-    tensors = finite_tensors(std::move(snapshot), /*own=*/state_->options.beside_training);
-  } catch (const UserError&) {
+    state_->together([&] {
+      if (state_->streamed) state_->streamed->check();
+      // Throws here if the state cannot be written, before tensors are copied.
+      manifest_text(manifest);
+      tensors = finite_tensors(std::move(snapshot), /*own=*/state_->options.beside_training);
+      return std::string();
+    });
+  } catch (const std::exception&) {
     if (state_->streamed) state_->abandon(manifest.step);
     throw;
   }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "dovetail/io/checkpoint_writers.h"
 #include "dovetail/io/safetensors.h"
 #include "dovetail/io/streamed_tensors.h"
 
@@ -47,8 +48,13 @@ enum class CheckpointKind { kFull, kDelta };
 /// 4. Sync `<folder>`.
 /// 5. Remove old checkpoints.
 ///
-/// So a folder with a final name is always complete, even if the process is killed or the power
-/// fails. Only one process writes (rank 0).
+/// So a folder with a final name is always complete, even if a process is killed or the power
+/// fails.
+///
+/// With Options::writers, each process writes its own tensors in step 1, and syncs its files. The
+/// names of the files of process r > 0 begin with "rank-0000r-". Process 0 does the other steps,
+/// after all processes have done step 1. All processes then make the same calls together, and a
+/// failure of one is thrown on all. The functions return when the processes have agreed.
 ///
 /// A save of step s keeps these checkpoints and removes the others:
 ///
@@ -67,6 +73,8 @@ class CheckpointFolder {
     /// With beside_training: maximum memory for copies of streamed rows. Rows beyond it are copied
     /// when earlier ones are written.
     int64_t copied_bytes = int64_t{16} << 20;
+    /// Processes that write together; null: this one alone. No other object uses it.
+    std::shared_ptr<CheckpointWriters> writers = {};
   };
   /// The constructor does not create `folder`; the first save does.
   CheckpointFolder(std::filesystem::path folder, Options options);
@@ -86,12 +94,14 @@ class CheckpointFolder {
   ///
   /// Waits if another save is in progress, and throws the error of that save if it failed. A delta
   /// builds on the previous save of this process. `save` throws if a tensor of the returned
-  /// object has a NaN or an infinity. `wait` throws if the disk failed.
+  /// object has a NaN or an infinity. `wait` throws if the disk failed. Several processes call it
+  /// before each `save`, and each gets an object for tensors of its own.
   StreamedTensors& begin(int64_t step, CheckpointKind kind);
 
-  /// Writes a checkpoint. With Options::beside_training, a thread of its own writes it. It
-  /// frees the tensors of each file after that file is written. First copies each tensor that code
-  /// outside `snapshot` can still change.
+  /// Writes a checkpoint. `snapshot` has this process's tensors. The state counts only on process
+  /// 0. With Options::beside_training, a thread of its own writes it. It frees the tensors of each
+  /// file after that file is written. First copies each tensor that code outside `snapshot` can
+  /// still change.
   ///
   /// Waits if another save is in progress. If that save failed, throws its error and starts no new
   /// save. Throws UserError, naming the tensor, if a tensor has a NaN or an infinity; no checkpoint

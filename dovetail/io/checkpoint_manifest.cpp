@@ -34,6 +34,21 @@ int64_t version_of(const CheckpointManifest& manifest) {
   return std::ranges::any_of(manifest.rows_of, has_keys) ? kKeysVersion : kDeltaVersion;
 }
 
+nlohmann::json encode(const std::vector<ManifestFile>& files) {
+  auto list = nlohmann::json::array();
+  for (const auto& file : files)
+    list.push_back({{"name", file.name},
+                    {"bytes", file.bytes},
+                    {"sha256", file.sha256},
+                    {"tensors", file.tensors}});
+  return list;
+}
+
+ManifestFile decode_file(const nlohmann::json& file) {
+  return {file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(),
+          file.at("sha256").get<std::string>(), file.at("tensors").get<std::vector<std::string>>()};
+}
+
 CheckpointManifest decode(const nlohmann::json& content, const fs::path& checkpoint) {
   CheckpointManifest manifest;
   manifest.step = content.at("step").get<int64_t>();
@@ -50,9 +65,7 @@ CheckpointManifest decode(const nlohmann::json& content, const fs::path& checkpo
   if (manifest.base || content.contains("rows_of"))
     manifest.rows_of = content.at("rows_of").get<std::map<std::string, std::string>>();
   for (const auto& file : content.at("files")) {
-    manifest.files.push_back({file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(),
-                              file.at("sha256").get<std::string>(),
-                              file.at("tensors").get<std::vector<std::string>>()});
+    manifest.files.push_back(decode_file(file));
     const auto& name = manifest.files.back().name;
     user_check(!name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos,
                "{}: file name '{}' leaves the folder", checkpoint.string(), name);
@@ -70,12 +83,7 @@ std::string manifest_text(CheckpointManifest& manifest) {
   if (manifest.base)
     content["base"] = {{"step", manifest.base->step}, {"checksum", manifest.base->checksum}};
   if (manifest.base || !manifest.rows_of.empty()) content["rows_of"] = manifest.rows_of;
-  content["files"] = nlohmann::json::array();
-  for (const auto& file : manifest.files)
-    content["files"].push_back({{"name", file.name},
-                                {"bytes", file.bytes},
-                                {"sha256", file.sha256},
-                                {"tensors", file.tensors}});
+  content["files"] = encode(manifest.files);
   try {
     // JSON has no NaN or infinity. nlohmann writes null, which would be read as something else.
     user_check(nlohmann::json::parse(manifest.state.dump()) == manifest.state,
@@ -88,6 +96,18 @@ std::string manifest_text(CheckpointManifest& manifest) {
     throw UserError(
         fmt::format("the state or a tensor name of step {} is not valid UTF-8", manifest.step));
   }
+}
+
+std::string part_text(const CheckpointManifest& part) try {
+  return nlohmann::json{{"files", encode(part.files)}, {"rows_of", part.rows_of}}.dump();
+} catch (const nlohmann::json::exception&) {
+  throw UserError(fmt::format("a tensor name of step {} is not valid UTF-8", part.step));
+}
+
+void add_part(CheckpointManifest& manifest, const std::string& text) {
+  const nlohmann::json part = nlohmann::json::parse(text);
+  for (const auto& file : part["files"]) manifest.files.push_back(decode_file(file));
+  manifest.rows_of.merge(part["rows_of"].get<std::map<std::string, std::string>>());
 }
 
 CheckpointManifest read_manifest(const fs::path& checkpoint) {

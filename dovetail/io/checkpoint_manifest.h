@@ -52,6 +52,12 @@ struct CheckpointManifest {
 /// cannot represent the state exactly (NaN, infinity, invalid UTF-8).
 std::string manifest_text(CheckpointManifest& manifest);
 
+/// Returns `files` and `rows_of` as text. Another process adds them to its manifest with
+/// `add_part`. Throws UserError if a tensor name is not valid UTF-8.
+std::string part_text(const CheckpointManifest& part);
+/// Adds files and rows_of of `text`, which part_text has returned, to `manifest`.
+void add_part(CheckpointManifest& manifest, const std::string& text);
+
 /// Reads and checks the manifest of the checkpoint folder `checkpoint`; ignores its other files.
 /// Throws UserError if the manifest is absent, belongs to another program, is newer than this
 /// program or is damaged. Also throws if its step differs from the step in the folder's name.

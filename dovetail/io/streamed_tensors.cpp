@@ -32,8 +32,9 @@ void check_finite(const std::string& name, const at::Tensor& tensor, int64_t ste
       "clipping");
 }
 
-StreamedTensors::StreamedTensors(std::filesystem::path folder, int64_t step, int64_t copied_bytes)
-    : folder_(std::move(folder)), step_(step), queue_(copied_bytes) {}
+StreamedTensors::StreamedTensors(std::filesystem::path folder, int64_t step, int64_t copied_bytes,
+                                 std::string prefix)
+    : folder_(std::move(folder)), step_(step), prefix_(std::move(prefix)), queue_(copied_bytes) {}
 
 template <class Work>
 void StreamedTensors::attempt(const Work& work) try {
@@ -51,7 +52,7 @@ void StreamedTensors::begin(const std::vector<StreamedTensor>& tensors) {
 void StreamedTensors::open_files(const std::vector<StreamedTensor>& tensors) {
   close();
   for (const StreamedTensor& tensor : tensors) {
-    const std::string file = fmt::format("rows-{:05}.safetensors", ++count_);
+    const std::string file = fmt::format("{}rows-{:05}.safetensors", prefix_, ++count_);
     open_.push_back({.name = tensor.name,
                      .file = file,
                      .stream = std::make_unique<SafetensorsStream>(folder_ / file, tensor.name,

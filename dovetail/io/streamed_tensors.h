@@ -40,9 +40,11 @@ struct StreamedTensor {
 /// them even after a failed write.
 class StreamedTensors {
  public:
-  /// Writes files into `folder`, the temporary folder of the checkpoint of `step`. `copied_bytes`
-  /// is the maximum memory of copies. With 0, `append` writes each block before it returns.
-  StreamedTensors(std::filesystem::path folder, int64_t step, int64_t copied_bytes);
+  /// Writes files into `folder`, the temporary folder of the checkpoint of `step`. Their names
+  /// begin with `prefix`. `copied_bytes` is the maximum memory of copies. With 0, `append` writes
+  /// each block before it returns.
+  StreamedTensors(std::filesystem::path folder, int64_t step, int64_t copied_bytes,
+                  std::string prefix = {});
 
   /// Begins a group of tensors. Each later call of `append` adds rows to all of them. All rows of
   /// the previous group must have been appended.
@@ -73,6 +75,7 @@ class StreamedTensors {
 
   std::filesystem::path folder_;
   int64_t step_;
+  std::string prefix_;
   std::vector<std::string> names_;  ///< tensors of the current group, for the caller's thread
   std::exception_ptr not_finite_;   ///< error of a block that cannot be saved
   // Only tasks of `queue_` use the members from here to `failure_`, until `finish`.

@@ -24,6 +24,7 @@
 #include "dovetail/train/gpt/training.h"
 #include "dovetail/train/loop/resume.h"
 #include "dovetail/train/metrics/validation.h"
+#include "dovetail/train/ranks/checkpoint_writers.h"
 #include "dovetail/train/recommender/training.h"
 #include "dovetail/train/report/run_report.h"
 #include "dovetail/train/resolve/out_of_memory.h"
@@ -276,6 +277,8 @@ TrainResult train(const RunConfig& config, std::shared_ptr<comm::Group> group,
     return {};
   }
   StartingPoint start = open_run(run, *group, options);
+  if (config.checkpoint.writers == "all" && config.checkpoint.every_steps != 0)
+    check_shared_folder(run.config.folder(), *group);
   resolve_precision_and_size(run, *group, start.precision);
   if (config.kind() == RunKind::kGpt)
     run.attention =

@@ -386,7 +386,12 @@ ENTRIES = {
     **table(
         "warned",
         "gpt",
-        {"comm.timeout_s": ("5",), "train.bucket_bytes": ("4096",), "parallel.shard": ("optimizer",)},
+        {
+            "comm.timeout_s": ("5",),
+            "train.bucket_bytes": ("4096",),
+            "checkpoint.writers": ("first",),
+            "parallel.shard": ("optimizer",),
+        },
     ),
     **table(
         "warned",
@@ -655,6 +660,7 @@ OTHERS = [
     ),
     ("gpt", ["checkpoint.every_steps=0", "checkpoint.keep=2"], "checkpoint.keep"),
     ("rows", ["checkpoint.every_steps=0", "checkpoint.full_every=2"], "checkpoint.full_every"),
+    ("gpt", ["checkpoint.every_steps=0", "checkpoint.writers=first"], "checkpoint.writers"),
     ("rows", ["embedding.lr=0.5", override('{tables="*",lr=0.1}')], "embedding.lr"),
     ("rows", ["embedding.optimizer=sgd", override('{tables="*",optimizer="adam"}')], "embedding.optimizer"),
     ("rows", ["embedding.weight_decay=1.0", override('{tables="*",weight_decay=0.5}')], "embedding.weight_decay"),

@@ -335,6 +335,10 @@ void CheckpointSection::describe(Section& s) {
           "full. Checkpoints between full ones are deltas: they hold only table rows that changed "
           "since the previous checkpoint. 1: all are full")
       .range(1, 1e6);
+  s.value("writers", writers,
+          "Ranks that write a checkpoint. all: each rank writes a part, so all ranks must share "
+          "the run's folder. first: rank 0 gathers all tensors and writes them")
+      .choices({"all", "first"});
 }
 
 void EvalSection::describe(Section& s) {

@@ -150,6 +150,9 @@ struct CheckpointSection {
   /// Recommenders: one in this many checkpoints is full. The others are deltas: they hold only
   /// table rows that changed since the previous checkpoint.
   int64_t full_every = 1;
+  /// Ranks that write a checkpoint. "all": each rank writes a part. "first": rank 0 gathers all
+  /// tensors and writes them.
+  std::string writers = "all";
   void describe(Section& s);
 };
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -102,7 +104,7 @@ GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> gr
                                                    .total_steps = config.train.steps,
                                                    .rank = group_->rank(),
                                                    .world = group_->size()});
-  if (folder != nullptr) open_output(*folder, quiet);
+  open_output(folder, quiet);
 }
 
 void GptTraining::make_executors() {
@@ -249,10 +251,15 @@ void GptTraining::report_expert_load() {
 }
 
 std::map<std::string, at::Tensor> GptTraining::checkpoint_tensors() {
-  std::map<std::string, at::Tensor> tensors = parallel_.gathered(*model_, optimizer_->tensors());
-  if (group_->rank() != 0) return tensors;
-  tensors.merge(quantization_->tensors());
-  tensors.merge(router_bias_->tensors());
+  std::map<std::string, at::Tensor> own = quantization_->tensors();
+  own.merge(router_bias_->tensors());
+  if (!optimizer_->sharded()) own.merge(optimizer_->tensors());
+  std::vector<io::CheckpointTensor> all = parallel_.stored(*model_, own);
+  if (optimizer_->sharded())
+    std::ranges::move(optimizer_->sharded_tensors(), std::back_inserter(all));
+  const io::TensorOwners owners = owners_of(std::move(all));
+  std::map<std::string, at::Tensor> tensors = parallel_.gathered(*model_, own, owners);
+  if (optimizer_->sharded()) tensors.merge(optimizer_->gathered(owners));
   return tensors;
 }
 

@@ -14,6 +14,7 @@
 #include "dovetail/comm/collective.h"
 #include "dovetail/train/memory/config_section.h"
 #include "dovetail/train/optimizer/lr_schedule.h"
+#include "dovetail/train/ranks/checkpoint_writers.h"
 #include "dovetail/train/run/stop.h"
 
 namespace dovetail::train {
@@ -36,18 +37,21 @@ TrainingLoop::TrainingLoop(const ResolvedRun& run, std::shared_ptr<comm::Group> 
       total_steps_(run.config.train.steps),
       begin_s_(now_seconds()) {}
 
-void TrainingLoop::open_output(RunFolder& folder, bool quiet) {
-  output_.emplace(folder, config(), state_.step, total_steps_, quiet);
-  checkpoints_.emplace(folder.checkpoints(), io::CheckpointFolder::Options{
-                                                 .keep = config().checkpoint.keep,
-                                                 .beside_training = run_.copies_for_checkpoints(),
-                                                 .copied_bytes = copied_bytes(run_)});
+void TrainingLoop::open_output(RunFolder* folder, bool quiet) {
+  if (folder != nullptr) output_.emplace(*folder, config(), state_.step, total_steps_, quiet);
+  if (config().checkpoint.every_steps == 0) return;
+  checkpoints_.emplace(
+      config().folder() / "checkpoints",
+      io::CheckpointFolder::Options{.keep = config().checkpoint.keep,
+                                    .beside_training = run_.copies_for_checkpoints(),
+                                    .copied_bytes = copied_bytes(run_),
+                                    .writers = checkpoint_writers(*group_)});
 }
 
 void TrainingLoop::run() {
   const StopSignals signals;
   for (bool stop = false; !stop && !complete();) stop = advance();
-  comm::on_rank_zero(*group_, "saving the checkpoint", [&] { checkpoints_->wait(); });
+  if (checkpoints_) checkpoints_->wait();
   if (output_) output_->finish();
 }
 
@@ -169,25 +173,31 @@ plan::PlannedStep::Options TrainingLoop::memory_options(
   return options;
 }
 
+io::TensorOwners TrainingLoop::owners_of(std::vector<io::CheckpointTensor> tensors) const {
+  return {std::move(tensors), group_->size(), config().checkpoint.writers};
+}
+
+std::map<std::string, at::Tensor> TrainingLoop::own_part(
+    const std::map<std::string, at::Tensor>& tensors) const {
+  return owners_of(io::held_by_all(tensors)).owned_by(group_->rank(), tensors);
+}
+
 void TrainingLoop::save_if_due(bool stopping, StepTimings& timings) {
   const int64_t every = config().checkpoint.every_steps;
   const bool due =
       every != 0 && (stopping || complete() || (every > 0 && state_.step % every == 0));
   if (!due) return;
   const double begin_s = now_seconds();
-  std::map<std::string, at::Tensor> tensors = checkpoint_tensors();
   const auto kind = saves_++ % config().checkpoint.full_every == 0 ? io::CheckpointKind::kFull
                                                                    : io::CheckpointKind::kDelta;
-  io::StreamedTensors* streamed = nullptr;
-  comm::on_rank_zero(*group_, "beginning a checkpoint",
-                     [&] { streamed = &checkpoints_->begin(state_.step, kind); });
-  stream_tensors(kind, streamed);
-  comm::on_rank_zero(*group_, "saving a checkpoint", [&] {
-    // The checkpoint relies on these lines. They must be on the disk before it gets its final name.
-    output_->sync();
-    checkpoints_->save(
-        {.step = state_.step, .tensors = std::move(tensors), .state = checkpoint_state()});
-  });
+  // The checkpoint relies on these lines. They must be on the disk before it gets its final name.
+  comm::on_rank_zero(*group_, "saving a checkpoint", [&] { output_->sync(); });
+  io::StreamedTensors& streamed = checkpoints_->begin(state_.step, kind);
+  const bool is_first = group_->rank() == 0;
+  stream_tensors(kind, is_first ? &streamed : nullptr);
+  checkpoints_->save({.step = state_.step,
+                      .tensors = checkpoint_tensors(),
+                      .state = is_first ? checkpoint_state() : nlohmann::json()});
   saved_step_ = state_.step;
   timings.checkpoint_ms = 1e3 * (now_seconds() - begin_s);
 }

@@ -7,8 +7,10 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "dovetail/io/checkpoint.h"
+#include "dovetail/io/tensor_owners.h"
 #include "dovetail/plan/step/planned_step.h"
 #include "dovetail/train/loop/resume.h"
 #include "dovetail/train/loop/run_output.h"
@@ -51,9 +53,9 @@ class TrainingLoop {
   /// Sets the length of the run if it depends on the data (TrainSection::kPass). Call in the
   /// constructor of the subclass.
   void set_total_steps(int64_t steps) { total_steps_ = steps; }
-  /// Opens the logs and checkpoints of `folder`. Call on rank 0, at the end of the subclass's
-  /// constructor.
-  void open_output(RunFolder& folder, bool quiet);
+  /// Opens the checkpoints of the run, and on rank 0 its logs. `folder` is null on other ranks. All
+  /// ranks call it together, at the end of the subclass's constructor.
+  void open_output(RunFolder* folder, bool quiet);
 
   /// Runs step `number`, counted from 1, with learning rate `lr`. `want_stop`: this rank wants to
   /// stop. Stores in `timings` the time that data, computation and communication took.
@@ -71,8 +73,8 @@ class TrainingLoop {
   virtual std::optional<Validation> evaluate_before(int64_t /*number*/) { return std::nullopt; }
   /// Returns the number of weight updates so far; skipped steps do not count.
   virtual int64_t updates() const = 0;
-  /// Returns on rank 0 the tensors of a checkpoint, except the tensors that stream_tensors writes.
-  /// All ranks call it together.
+  /// Returns the tensors of a checkpoint that this rank writes, except the tensors that
+  /// stream_tensors writes. All ranks call it together.
   virtual std::map<std::string, at::Tensor> checkpoint_tensors() = 0;
   /// Writes tensors that are too large to copy (embedding tables) to the checkpoint `to`, before
   /// the other tensors. `to` is null except on rank 0. All ranks call it together.
@@ -85,6 +87,12 @@ class TrainingLoop {
   /// backward passes of `micro_batches` micro-batches took on this rank. With a memory plan, steps
   /// before the final plan do not count. All ranks call it together.
   void balance(int64_t micro_batches, double compute_s, int64_t next);
+
+  /// Returns the ranks that write `tensors`, all tensors of a checkpoint.
+  io::TensorOwners owners_of(std::vector<io::CheckpointTensor> tensors) const;
+  /// Returns the part of `tensors` that this rank writes. Each rank holds all tensors.
+  std::map<std::string, at::Tensor> own_part(
+      const std::map<std::string, at::Tensor>& tensors) const;
 
   const RunConfig& config() const { return run_.config; }
   /// Returns the options of the run's memory plan. `paged`: from paged_until_there_is_a_plan.
@@ -118,7 +126,7 @@ class TrainingLoop {
 
   MemoryPlanLog memory_plan_log_;
   std::optional<RunOutput> output_;                  ///< only on rank 0
-  std::optional<io::CheckpointFolder> checkpoints_;  ///< only on rank 0
+  std::optional<io::CheckpointFolder> checkpoints_;  ///< only if the run saves
   /// If the last step changed `shares_`: the first step with the new shares, and the change.
   /// Otherwise nullopt.
   std::optional<std::pair<int64_t, BatchShares::Move>> moved_;

@@ -16,6 +16,7 @@
 #include "dovetail/base/trace.h"
 #include "dovetail/comm/all_to_all.h"
 #include "dovetail/comm/collective.h"
+#include "dovetail/comm/gather_pieces.h"
 
 namespace dovetail::train {
 
@@ -241,13 +242,25 @@ const Optimizer::Part* Optimizer::part_of(size_t parameter) const {
   return found == parts_.end() ? nullptr : &*found;
 }
 
-at::Tensor Optimizer::gathered(size_t parameter, at::Tensor Part::* which) const {
-  const at::Tensor& like = parameters_[parameter];
-  const Part* part = part_of(parameter);
-  const at::Tensor mine =
-      part == nullptr ? at::empty({0}, comm::sum_dtype(like.scalar_type())) : (part->*which).cpu();
-  const at::Tensor all = gather_rows(mine, sharding_.group, sizes_on_ranks(parameter), 0);
-  return sharding_.group->rank() == 0 ? all.view(like.sizes()) : at::Tensor();
+void Optimizer::gather(const comm::Bucket& bucket, at::Tensor Part::* which,
+                       const std::string& prefix, const io::TensorOwners& owners,
+                       std::map<std::string, at::Tensor>& whole) const {
+  std::vector<comm::Pieces> tensors;
+  std::vector<size_t> gathered;
+  for (const size_t i : bucket.parameters) {
+    if (which == &Part::master && !has_master(i)) continue;
+    const Part* part = part_of(i);
+    tensors.push_back({.sizes = sizes_on_ranks(i),
+                       .owner = owners.of(prefix + names_[i]),
+                       .mine = part == nullptr ? at::Tensor() : (part->*which).cpu()});
+    gathered.push_back(i);
+  }
+  if (tensors.empty()) return;
+  const auto dtype = comm::sum_dtype(parameters_[gathered.front()].scalar_type());
+  const auto found = comm::gather_pieces(*sharding_.group, tensors, at::dtype(dtype));
+  for (size_t k = 0; k < found.size(); ++k)
+    if (found[k].defined())
+      whole[prefix + names_[gathered[k]]] = found[k].view(parameters_[gathered[k]].sizes());
 }
 
 std::vector<std::pair<std::string, at::Tensor>> Optimizer::state() const {
@@ -262,22 +275,48 @@ std::vector<std::pair<std::string, at::Tensor>> Optimizer::state() const {
 }
 
 std::map<std::string, at::Tensor> Optimizer::tensors() const {
-  const c10::NoGradGuard no_grad;
+  DOVETAIL_CHECK(!sharded(), "tensors of sharded state, which `gathered` makes whole");
   std::map<std::string, at::Tensor> result;
-  for (size_t i = 0; i < names_.size(); ++i) {
-    const bool has_master =
-        parameters_[i].scalar_type() != comm::sum_dtype(parameters_[i].scalar_type());
-    const auto whole = [&](at::Tensor Part::* which) {
-      return sharded() ? gathered(i, which) : parts_[i].*which;
-    };
-    const at::Tensor master = has_master ? whole(&Part::master) : parameters_[i].detach(),
-                     m = whole(&Part::m), v = whole(&Part::v);
-    if (sharded() && sharding_.group->rank() != 0) continue;
-    result["model." + names_[i]] = master;
-    result["optimizer.m." + names_[i]] = m;
-    result["optimizer.v." + names_[i]] = v;
+  for (const Part& part : parts_) {
+    const size_t i = part.piece.parameter;
+    result["model." + names_[i]] = has_master(i) ? part.master : parameters_[i].detach();
+    result["optimizer.m." + names_[i]] = part.m;
+    result["optimizer.v." + names_[i]] = part.v;
   }
   return result;
+}
+
+std::vector<io::CheckpointTensor> Optimizer::sharded_tensors() const {
+  std::vector<io::CheckpointTensor> list;
+  for (size_t i = 0; i < names_.size(); ++i) {
+    const at::Tensor& like = parameters_[i];
+    std::vector<int> holders;
+    const std::vector<int64_t> sizes = sizes_on_ranks(i);
+    for (size_t rank = 0; rank < sizes.size(); ++rank)
+      if (sizes[rank] > 0) holders.push_back(static_cast<int>(rank));
+    const auto bytes =
+        like.numel() * static_cast<int64_t>(c10::elementSize(comm::sum_dtype(like.scalar_type())));
+    // Weights in the dtype of masters are whole on each rank.
+    list.push_back({"model." + names_[i], bytes, has_master(i) ? holders : std::vector<int>()});
+    list.push_back({"optimizer.m." + names_[i], bytes, holders});
+    list.push_back({"optimizer.v." + names_[i], bytes, holders});
+  }
+  return list;
+}
+
+std::map<std::string, at::Tensor> Optimizer::gathered(const io::TensorOwners& owners) const {
+  DOVETAIL_CHECK(sharded(), "state that is not sharded needs no gathering");
+  const c10::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> whole;
+  for (const comm::Bucket& bucket : buckets_) {
+    gather(bucket, &Part::master, "model.", owners, whole);
+    gather(bucket, &Part::m, "optimizer.m.", owners, whole);
+    gather(bucket, &Part::v, "optimizer.v.", owners, whole);
+  }
+  for (size_t i = 0; i < names_.size(); ++i)
+    if (!has_master(i) && owners.of("model." + names_[i]) == sharding_.group->rank())
+      whole["model." + names_[i]] = parameters_[i].detach();
+  return whole;
 }
 
 void Optimizer::check(const std::map<std::string, at::Tensor>& tensors) const {

@@ -13,6 +13,7 @@
 #include "dovetail/comm/buckets.h"
 #include "dovetail/comm/gradient_reducer.h"
 #include "dovetail/comm/group.h"
+#include "dovetail/io/tensor_owners.h"
 #include "dovetail/ops/adamw.h"
 #include "dovetail/train/config/run_config.h"
 
@@ -39,7 +40,7 @@ struct OptimizerSharding {
 /// With sharding (ZeRO-1, Rajbhandari et al. 2020), parameters form buckets (comm/buckets.h). The
 /// gradients of a bucket are reduced together. Each bucket is cut into one share per rank. A rank
 /// has masters and moments only for its share of each bucket. `update` changes the weights of that
-/// share, then gathers the weights of the other shares. All ranks call `update`, `tensors` and
+/// share, then gathers the weights of the other shares. All ranks call `update`, `gathered` and
 /// `scatter` together.
 class Optimizer {
  public:
@@ -78,9 +79,15 @@ class Optimizer {
   std::vector<std::pair<std::string, at::Tensor>> state() const;
 
   /// Returns the tensors that a checkpoint stores: "model.<name>" (masters), "optimizer.m.<name>"
-  /// and "optimizer.v.<name>" (moments). These are the live tensors, no copies. With sharding rank
-  /// 0 gets whole tensors, gathered one by one on the CPU, and the other ranks get none.
+  /// and "optimizer.v.<name>" (moments). These are the live tensors, no copies. Not for sharded
+  /// state.
   std::map<std::string, at::Tensor> tensors() const;
+  /// Returns the names of these tensors, their bytes and the ranks that hold them. For sharded
+  /// state.
+  std::vector<io::CheckpointTensor> sharded_tensors() const;
+  /// Makes each of these tensors whole on its owner, one bucket at a time. Returns on each rank the
+  /// tensors that it owns, on the CPU. For sharded state.
+  std::map<std::string, at::Tensor> gathered(const io::TensorOwners& owners) const;
   /// Copies `tensors`, named as in `tensors()`, into the state and the module's weights. `updates`
   /// becomes the number of updates so far. If there are no moments (imported weights), they stay
   /// zero. Throws UserError naming a tensor that is missing, unknown or of another shape. Not for
@@ -118,13 +125,19 @@ class Optimizer {
   /// Returns the weights in the share of a bucket that `rank` updates, as byte views of the
   /// module's weights.
   std::vector<at::Tensor> bytes_of_share(const comm::Bucket& bucket, int rank) const;
+  /// Returns true if masters of this parameter are tensors of their own.
+  bool has_master(size_t parameter) const {
+    const at::ScalarType dtype = parameters_[parameter].scalar_type();
+    return dtype != comm::sum_dtype(dtype);
+  }
   /// Returns the number of elements of a parameter that each rank updates.
   std::vector<int64_t> sizes_on_ranks(size_t parameter) const;
   /// Returns this rank's part of a parameter, or null if it has none.
   const Part* part_of(size_t parameter) const;
-  /// Gathers the tensor `which` (weights, master, m or v) of a parameter from the parts of all
-  /// ranks. Returns the whole tensor on rank 0, on the CPU.
-  at::Tensor gathered(size_t parameter, at::Tensor Part::* which) const;
+  /// Gathers the tensor `which` (master, m or v) of each parameter of `bucket` at the owner of the
+  /// tensor "<prefix><name>". Adds the tensors of this rank to `whole`.
+  void gather(const comm::Bucket& bucket, at::Tensor Part::* which, const std::string& prefix,
+              const io::TensorOwners& owners, std::map<std::string, at::Tensor>& whole) const;
 
   OptimizerSection config_;
   OptimizerSharding sharding_;

@@ -8,12 +8,14 @@
 #include <bit>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "dovetail/base/error.h"
 #include "dovetail/comm/collective.h"
+#include "dovetail/comm/gather_pieces.h"
 #include "dovetail/comm/mesh.h"
 #include "dovetail/mx/linear.h"
 
@@ -68,12 +70,6 @@ class Spread {
   }
   const at::Tensor& like() const { return like_; }
 
-  at::Tensor flat(const std::map<std::string, at::Tensor>& own) const {
-    std::vector<at::Tensor> parts;
-    for (int64_t e = first(group_->rank()); e < end(group_->rank()); ++e)
-      parts.push_back(own.at(family_.name(e)).reshape({-1}));
-    return at::cat(parts);
-  }
   void unflatten(const at::Tensor& flat, std::map<std::string, at::Tensor>& own) const {
     const auto parts = flat.split(like_.numel());
     for (int64_t e = first(group_->rank()); e < end(group_->rank()); ++e)
@@ -88,18 +84,41 @@ class Spread {
         parts.push_back(slice(rank).of(whole.at(family_.name(e)).contiguous()).reshape({-1}));
     return at::cat(parts).to(like_.scalar_type());
   }
-  void unflatten_whole(const at::Tensor& flat, std::map<std::string, at::Tensor>& whole) const {
-    const auto parts = flat.split(like_.numel());
-    size_t next = 0;
-    for (int rank = 0; rank < placement_.ranks; ++rank) {
-      const moe::ExpertSlice part = slice(rank);
-      for (int64_t e = first(rank); e < end(rank); ++e) {
-        at::Tensor& tensor = whole[family_.name(e)];
-        if (!tensor.defined()) tensor = at::empty(part.whole, like_.options());
-        at::Tensor there = part.of(tensor);
-        there.copy_(parts[next++].view(there.sizes()));
-      }
+  int64_t whole_bytes() const { return static_cast<int64_t>(like_.nbytes()) * placement_.cut; }
+  /// Returns for each expert its slices on the ranks, to be gathered at the owner. `first_rank` is
+  /// the rank in the world of this group's rank 0. Owners in other groups count as none.
+  std::vector<comm::Pieces> pieces(const std::map<std::string, at::Tensor>& own,
+                                   const io::TensorOwners& owners, int first_rank) const {
+    std::vector<comm::Pieces> list;
+    for (int64_t e = 0; e < placement_.experts; ++e) {
+      comm::Pieces& expert = list.emplace_back();
+      expert.sizes.assign(static_cast<size_t>(placement_.ranks), 0);
+      for (const int rank : ranks_of(e)) expert.sizes[static_cast<size_t>(rank)] = like_.numel();
+      const int owner = owners.of(family_.name(e)) - first_rank;
+      if (owner >= 0 && owner < placement_.ranks) expert.owner = owner;
+      const auto found = own.find(family_.name(e));
+      if (found != own.end()) expert.mine = found->second;
     }
+    return list;
+  }
+  /// Ranks of the group that hold a slice of an expert, in the order of the slices.
+  std::vector<int> ranks_of(int64_t expert) const {
+    std::vector<int> ranks(static_cast<size_t>(placement_.cut));
+    std::iota(ranks.begin(), ranks.end(), placement_.holder_of(expert) * placement_.cut);
+    return ranks;
+  }
+  /// Puts the slices of an expert, (slices x elements), together.
+  at::Tensor whole(const at::Tensor& slices) const {
+    if (placement_.cut == 1) return slices.view(like_.sizes());
+    const auto parts = slices.split(like_.numel());
+    at::Tensor tensor;
+    for (int rank = 0; rank < placement_.cut; ++rank) {
+      const moe::ExpertSlice part = slice(rank);
+      if (!tensor.defined()) tensor = at::empty(part.whole, like_.options());
+      at::Tensor there = part.of(tensor);
+      there.copy_(parts[static_cast<size_t>(rank)].view(there.sizes()));
+    }
+    return tensor;
   }
 
  private:
@@ -258,18 +277,40 @@ nlohmann::ordered_json ExpertParallel::joined(nlohmann::ordered_json quantizatio
   return quantization;
 }
 
-std::map<std::string, at::Tensor> ExpertParallel::gathered(
+std::vector<io::CheckpointTensor> ExpertParallel::stored(
     const models::GPT& model, const std::map<std::string, at::Tensor>& own) const {
-  std::map<std::string, at::Tensor> whole;
-  if (world_->rank() == 0)
-    std::ranges::copy_if(own, std::inserter(whole, whole.end()),
-                         [&](const auto& item) { return !is_spread(item.first); });
-  if (!ranks_ || replicas_->rank() != 0) return whole;
-  const at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> dense = own;
+  std::erase_if(dense, [&](const auto& item) { return is_spread(item.first); });
+  std::vector<io::CheckpointTensor> list = io::held_by_all(dense);
+  if (!ranks_) return list;
+  const int in_group = ranks_->placement.ranks;
   for (const Family& family : families(own)) {
     const Spread spread(model, family, own);
-    const at::Tensor all = gather_rows(spread.flat(own), ranks_->group, spread.sizes(), 0);
-    if (world_->rank() == 0) spread.unflatten_whole(all, whole);
+    for (int64_t e = 0; e < ranks_->placement.experts; ++e) {
+      std::vector<int> holders;
+      for (int first = 0; first < world_->size(); first += in_group)
+        for (const int rank : spread.ranks_of(e)) holders.push_back(first + rank);
+      list.push_back({family.name(e), spread.whole_bytes(), std::move(holders)});
+    }
+  }
+  return list;
+}
+
+std::map<std::string, at::Tensor> ExpertParallel::gathered(
+    const models::GPT& model, const std::map<std::string, at::Tensor>& own,
+    const io::TensorOwners& owners) const {
+  std::map<std::string, at::Tensor> dense = own;
+  std::erase_if(dense, [&](const auto& item) { return is_spread(item.first); });
+  std::map<std::string, at::Tensor> whole = owners.owned_by(world_->rank(), dense);
+  if (!ranks_) return whole;
+  const at::NoGradGuard no_grad;
+  const int first_rank = world_->rank() - ranks_->group->rank();
+  for (const Family& family : families(own)) {
+    const Spread spread(model, family, own);
+    const auto found = comm::gather_pieces(*ranks_->group, spread.pieces(own, owners, first_rank),
+                                           spread.like().options());
+    for (size_t e = 0; e < found.size(); ++e)
+      if (found[e].defined()) whole[family.name(static_cast<int64_t>(e))] = spread.whole(found[e]);
   }
   return whole;
 }

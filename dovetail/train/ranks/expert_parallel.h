@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dovetail/comm/group.h"
+#include "dovetail/io/tensor_owners.h"
 #include "dovetail/models/gpt.h"
 #include "dovetail/train/config/run_config.h"
 #include "dovetail/train/numerics/quantization.h"
@@ -48,16 +49,21 @@ class ExpertParallel {
   /// experts on other ranks added.
   nlohmann::ordered_json joined(nlohmann::ordered_json quantization) const;
 
-  /// Converts a checkpoint's tensors from each rank's parts of experts to whole experts, numbered
-  /// over all ranks. Names are "model.<parameter>", "optimizer.m.<parameter>" and so on. Tensors of
-  /// other names pass unchanged. `own` has this rank's tensors. Returns the whole tensors on rank 0
-  /// and nothing on other ranks.
+  /// Returns the tensors of a checkpoint. `own` has this rank's tensors, with names
+  /// "model.<parameter>", "optimizer.m.<parameter>" and so on. Experts are whole and numbered over
+  /// all ranks. All ranks get the same list.
+  std::vector<io::CheckpointTensor> stored(const models::GPT& model,
+                                           const std::map<std::string, at::Tensor>& own) const;
+  /// Makes each expert whole on the rank that `owners`, made of `stored`, names. An expert that is
+  /// cut comes from the ranks that hold its slices. Returns on each rank the whole tensors that it
+  /// owns. Tensors that are not of experts come from `own`.
   std::map<std::string, at::Tensor> gathered(const models::GPT& model,
-                                             const std::map<std::string, at::Tensor>& own) const;
-  /// Inverse of `gathered`. `whole` has the whole tensors on rank 0. `own` has this rank's live
-  /// tensors; it tells which tensors of experts this rank needs. Returns on each rank its parts of
-  /// these tensors. On rank 0 the result also has all other tensors of `whole`. Throws UserError on
-  /// all ranks if rank 0's tensors do not match.
+                                             const std::map<std::string, at::Tensor>& own,
+                                             const io::TensorOwners& owners) const;
+  /// Distributes whole tensors over the ranks, for a resume. `whole` has the whole tensors on rank
+  /// 0. `own` has this rank's live tensors; it tells which tensors of experts this rank needs.
+  /// Returns on each rank its parts of these tensors. On rank 0 the result also has all other
+  /// tensors of `whole`. Throws UserError on all ranks if rank 0's tensors do not match.
   std::map<std::string, at::Tensor> scattered(const models::GPT& model,
                                               const std::map<std::string, at::Tensor>& own,
                                               std::map<std::string, at::Tensor> whole) const;

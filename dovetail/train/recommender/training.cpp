@@ -163,12 +163,15 @@ RecommenderTraining::RecommenderTraining(const ResolvedRun& run, std::shared_ptr
   if (!config.memory.budget.empty()) {
     step_->plan_memory(memory_options(std::move(paged)));
   }
-  if (folder != nullptr) open_logs(*folder, quiet, chosen);
+  if (folder != nullptr) write_plan(*folder, quiet, chosen);
+  open_output(folder, quiet);
+  if (output() != nullptr)
+    for (const std::string& line : data::row_warnings(loader_->statistics())) output()->warn(line);
   if (start) report_start(*start, folder);
 }
 
-void RecommenderTraining::open_logs(RunFolder& folder, bool quiet,
-                                    const nlohmann::ordered_json& chosen) {
+void RecommenderTraining::write_plan(const RunFolder& folder, bool quiet,
+                                     const nlohmann::ordered_json& chosen) {
   const embedding::TablePlacement& plan = tables_->plan();
   nlohmann::ordered_json record = embedding::to_json(tables_->spec(), plan);
   if (!chosen.is_null()) record["auto"] = chosen;
@@ -178,8 +181,6 @@ void RecommenderTraining::open_logs(RunFolder& folder, bool quiet,
   if (!quiet && !chosen.is_null()) log_info("{}", sizes_line(chosen));
   if (!quiet)
     for (const std::string& line : gpu_lines()) log_info("{}", line);
-  open_output(folder, quiet);
-  for (const std::string& line : data::row_warnings(loader_->statistics())) output()->warn(line);
 }
 
 void RecommenderTraining::report_start(const WarmStart& start, const RunFolder* folder) {
@@ -456,7 +457,7 @@ void RecommenderTraining::finish(const RunFolder&, bool quiet) {
 }
 
 std::map<std::string, at::Tensor> RecommenderTraining::checkpoint_tensors() {
-  return optimizer_->tensors();
+  return own_part(optimizer_->tensors());
 }
 
 void RecommenderTraining::stream_tensors(io::CheckpointKind kind, io::StreamedTensors* to) {

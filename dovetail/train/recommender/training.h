@@ -83,8 +83,8 @@ class RecommenderTraining : public TrainingLoop {
   /// Says where rows, ids and their counts are, if the rows are on a GPU. Empty for a run on the
   /// CPU.
   std::vector<std::string> gpu_lines() const;
-  /// Opens the logs, and logs the placement of tables. `chosen` is the record of choose_sizes.
-  void open_logs(RunFolder& folder, bool quiet, const nlohmann::ordered_json& chosen);
+  /// Writes and logs the placement of tables. `chosen` is the record of choose_sizes.
+  void write_plan(const RunFolder& folder, bool quiet, const nlohmann::ordered_json& chosen);
   /// Measures the model before its first step, and writes start.json. All ranks call it together.
   /// `folder` is null except on rank 0.
   void report_start(const WarmStart& start, const RunFolder* folder);

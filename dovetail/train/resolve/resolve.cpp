@@ -170,6 +170,7 @@ ResolvedRun place_run(const RunConfig& config, comm::Group& group) {
   run.device = run.executors.empty() ? resolve_device(config, group) : run.executors.front().device;
   check_memory_on(config, run.device);
   run.local_ranks = comm::neighbours_of(group).size;
+  run.checkpoint_ranks = config.checkpoint.writers == "all" ? group.size() : group.rank() == 0;
   const Machine here = machine();
   run.available_bytes = run.device.is_cuda() ? gpu_memory().free_bytes : here.available_bytes;
   run.threads = !run.executors.empty()   ? owner_threads(run.executors, here.cores)
@@ -249,7 +250,7 @@ void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
                         .optimizer_ranks = parallel.shards() ? group.size() : 1,
                         .gradient_ranks = parallel.shard == "gradients" ? group.size() : 1,
                         .expert_ranks = parallel.expert,
-                        .checkpoints = group.rank() == 0 && run.copies_for_checkpoints(),
+                        .checkpoints = run.checkpoint_ranks > 0 && run.copies_for_checkpoints(),
                         .threads = run.threads};
   run.memory = memory_with(run, run.micro_batch);
 }
@@ -259,6 +260,7 @@ models::MemoryEstimate memory_with(const ResolvedRun& run, int64_t micro_batch) 
   options.micro_batch = micro_batch;
   options.accumulate = micro_batch < run.maximum_samples;
   models::MemoryEstimate memory = models::memory_estimate(run.config.model, options);
+  memory.checkpoint /= std::max(run.checkpoint_ranks, 1);
   if (run.precision.compute == at::kDouble) {
     // The estimate is for FP32. Every tensor of a step takes twice as many bytes in FP64.
     for (int64_t* part :

@@ -148,7 +148,7 @@ void resolve_recommender_size(ResolvedRun& run, comm::Group& group,
                 .gradients = kFloat * (dense + config.train.batch * tables.columns),
                 .optimizer = kFloat * 2 * dense + dense_part.master_bytes + in_memory(state_bytes),
                 .activations = kFloat * run.micro_batch * 4 * wide,
-                .checkpoint = kFloat * 3 * dense,
+                .checkpoint = kFloat * 3 * dense / std::max(run.checkpoint_ranks, 1),
                 .all_gradients = kFloat * dense,
                 .beside = run.device.is_cuda() ? 0 : kBesideRows + bytes_of_rows(config)};
 }

@@ -55,7 +55,9 @@ void resolve_vision_size(ResolvedRun& run, comm::Group& group) {
       .optimizer = kFloat * 2 * size.parameters,
       .activations = run.micro_batch * size.activation_bytes,
       .workspace = run.micro_batch * 2 * size.largest_bytes,
-      .checkpoint = run.copies_for_checkpoints() ? kFloat * 3 * size.parameters : 0,
+      .checkpoint = run.checkpoint_ranks > 0 && run.copies_for_checkpoints()
+                        ? kFloat * 3 * size.parameters / run.checkpoint_ranks
+                        : 0,
       .all_gradients = kFloat * size.parameters,
       .beside = data::loader_bytes(image_form(vision_config(vision)), run.maximum_samples)};
 }

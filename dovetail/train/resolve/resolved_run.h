@@ -55,6 +55,9 @@ struct ResolvedRun {
   /// run uses the GPU.
   uint64_t available_bytes = 0;
   int local_ranks = 1;  ///< number of ranks on this machine
+  /// Number of ranks that write a checkpoint together, each an equal part. 0: this rank writes
+  /// none.
+  int checkpoint_ranks = 1;
 
   /// Returns true if checkpoints are copied and written beside training. Copies would not fit in a
   /// memory.budget for the CPU's memory.

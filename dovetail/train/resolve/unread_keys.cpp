@@ -135,6 +135,8 @@ void check_effects(const RunConfig& config) {
   const CheckpointSection none, &checkpoint = config.checkpoint;
   check_unread(checkpoint.every_steps == 0 && checkpoint.keep != none.keep, "checkpoint.keep",
                "checkpoint.every_steps = 0: there is no checkpoint");
+  check_unread(checkpoint.every_steps == 0 && checkpoint.writers != none.writers,
+               "checkpoint.writers", "checkpoint.every_steps = 0: there is no checkpoint");
   check_unread(checkpoint.every_steps <= 0 && checkpoint.full_every != none.full_every,
                "checkpoint.full_every",
                checkpoint.every_steps == 0
@@ -172,6 +174,7 @@ std::string keys_of_several_ranks(const RunConfig& config) {
   std::vector<std::string_view> keys;
   if (config.comm.timeout_s != none.comm.timeout_s) keys.push_back("comm.timeout_s");
   if (config.train.bucket_bytes != none.train.bucket_bytes) keys.push_back("train.bucket_bytes");
+  if (config.checkpoint.writers != none.checkpoint.writers) keys.push_back("checkpoint.writers");
   if (config.parallel.shard != none.parallel.shard) keys.push_back("parallel.shard");
   if (config.embedding.sharding != none.embedding.sharding) keys.push_back("embedding.sharding");
   if (!config.embedding.placements.empty()) keys.push_back("embedding.placement.sharding");

@@ -49,7 +49,7 @@ VisionTraining::VisionTraining(const ResolvedRun& run, std::shared_ptr<comm::Gro
     options.refuse_at_once = true;
     step_->plan_memory(options);
   }
-  if (folder != nullptr) open_output(*folder, quiet);
+  open_output(folder, quiet);
 }
 
 void VisionTraining::restore_from(const io::StoredCheckpoint* checkpoint) {
@@ -108,7 +108,7 @@ std::map<std::string, at::Tensor> VisionTraining::checkpoint_tensors() {
   std::map<std::string, at::Tensor> tensors = optimizer_->tensors();
   for (const auto& item : model_->named_buffers())
     tensors.emplace(kBufferPrefix + item.key(), item.value());
-  return tensors;
+  return own_part(tensors);
 }
 
 nlohmann::json VisionTraining::checkpoint_state() const {
