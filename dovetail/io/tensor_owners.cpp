@@ -10,6 +10,7 @@ namespace dovetail::io {
 
 std::vector<CheckpointTensor> held_by_all(const std::map<std::string, at::Tensor>& tensors) {
   std::vector<CheckpointTensor> list;
+  list.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors)
     list.push_back({.name = name, .bytes = static_cast<int64_t>(tensor.nbytes())});
   return list;

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -82,8 +83,8 @@ TEST_P(Writers, EachRankWritesItsOwnFiles) {
       group->barrier();  // training goes on with collectives of its own
     }
     checkpoints.wait();
-    EXPECT_THAT(checkpoints.steps(), ElementsAre(3, 4));
   });
+  EXPECT_THAT(io::CheckpointFolder(folder_.path(), {}).steps(), ElementsAre(3, 4));
   expect_saved(4);
   std::vector<std::string> files;
   for (const auto& file : io::read_manifest(folder_ / "step-00000004").files) {
@@ -226,15 +227,19 @@ TEST(OnAllRanks, EachRankHearsOfAFailure) {
     EXPECT_EQ(errors[static_cast<size_t>(rank)], "writing: rank 1: the disk is full");
 }
 
-TEST(OnAllRanks, ReturnsWhenTheLastRankIsDone) {
+TEST(OnAllRanks, WaitsForTheLastRankLongerThanTheGroupsTimeout) {
   std::atomic<int> done = 0;
-  expect_all_succeed(3, [&](const std::shared_ptr<comm::Group>& group) {
-    comm::on_all_ranks(*group, "sleeping", [&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(group->rank() == 2 ? 1500 : 0));
-      ++done;
-    });
-    EXPECT_EQ(done, 3);
-  });
+  const auto errors =
+      run_ranks(3,
+                [&](const std::shared_ptr<comm::Group>& group) {
+                  comm::on_all_ranks(*group, "sleeping", [&] {
+                    std::this_thread::sleep_for(std::chrono::seconds(group->rank() == 2 ? 5 : 0));
+                    ++done;
+                  });
+                  EXPECT_EQ(done, 3);
+                },
+                {.timeout_s = 3});
+  EXPECT_THAT(errors, Each(""));
 }
 
 }  // namespace
