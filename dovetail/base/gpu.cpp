@@ -55,6 +55,11 @@ void use_own_stream() {
     gpu.exchangeStream(gpu.getStreamFromGlobalPool(device));
 }
 
+at::Tensor copied_to(const at::Tensor& x, at::Device device) {
+  if (!device.is_cuda() || !x.is_cpu() || x.numel() == 0) return x.to(device);
+  return x.pin_memory().to(device, x.scalar_type(), /*non_blocking=*/true);
+}
+
 GpuMemory gpu_memory() {
   const c10::DeviceIndex device = at::accelerator::getDeviceIndex();
   const auto stats = at::accelerator::getDeviceStats(device);

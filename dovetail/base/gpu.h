@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <string>
 
@@ -25,6 +27,10 @@ void use_gpu(int index);
 /// stream. Afterwards, this thread's work is not ordered with respect to other threads' work on the
 /// default stream.
 void use_own_stream();
+
+/// Returns x on `device`. A copy from the CPU to a GPU goes through pinned memory. A copy from
+/// other memory would wait for all earlier work.
+at::Tensor copied_to(const at::Tensor& x, at::Device device);
 
 /// Memory of one GPU. The driver reports `free_bytes` and `total_bytes`. `allocated_bytes` counts
 /// bytes that torch's caching allocator has handed out. `peak_bytes` is the maximum of

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/layer_scope.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/models/activation_recompute.h"
@@ -35,13 +36,6 @@ void check_ids(const at::Tensor& tokens, int64_t vocab_size) {
                lowest < 0 ? lowest : highest, vocab_size);
     return std::vector<at::Tensor>();
   });
-}
-
-/// Copies tokens to a device, to a GPU by way of pinned memory. A copy from other memory waits for
-/// all earlier work.
-at::Tensor on_device(const at::Tensor& tokens, at::Device device) {
-  if (!device.is_cuda() || !tokens.is_cpu() || tokens.numel() == 0) return tokens.to(device);
-  return tokens.pin_memory().to(device, tokens.scalar_type(), /*non_blocking=*/true);
 }
 
 }  // namespace
@@ -133,7 +127,7 @@ BlockOutput GPT::run_blocks(const at::Tensor& tokens, KvCache* cache, const moe:
   {
     const LayerScope part("embed");
     x_btc =
-        ops::embedding(state_->embed->weight, on_device(tokens, state_->embed->weight.device()));
+        ops::embedding(state_->embed->weight, copied_to(tokens, state_->embed->weight.device()));
     if (state_->positions) x_btc = x_btc + state_->positions->weight.narrow(0, begin, length);
   }
   moe::Pass of_tokens = pass;
@@ -185,12 +179,13 @@ LossSum GPT::loss(const at::Tensor& tokens, const moe::Pass& pass) {
   const LayerScope part("head");
   const auto sum = dovetail::ops::linear_cross_entropy(
       x_btc.reshape({-1, state_->config.width}), state_->head_weight(),
-      on_device(targets.reshape({-1}), x_btc.device()));
+      copied_to(targets.reshape({-1}), x_btc.device()));
   // Counting tokens on a GPU would wait for the GPU.
   const int64_t num_targets = tokens.is_cuda() ? 0 : count_targets(tokens);
   if (!router_loss.defined()) return {sum, num_targets, {}};
   // A tensor, since a recorded step has another number of targets in each replay.
-  const at::Tensor weight = targets.ne(kPaddingToken).sum().to(router_loss.options());
+  // On the CPU it is a scalar that a GPU takes without waiting.
+  const at::Tensor weight = targets.ne(kPaddingToken).sum().to(router_loss.scalar_type());
   return {sum, num_targets, router_loss * weight};
 }
 

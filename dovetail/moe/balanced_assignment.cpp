@@ -221,8 +221,11 @@ at::Tensor assign_balanced(const at::Tensor& scores) {
       [](const Operands& inputs) { return std::vector{balanced(inputs.reads[0])}; })[0];
 }
 
-at::Tensor assign_in_turn(int64_t tokens, int64_t experts, int64_t k) {
-  return at::arange(tokens * k, at::kLong).remainder(experts).to(at::kInt).view({tokens, k});
+at::Tensor assign_in_turn(int64_t tokens, int64_t experts, int64_t k, at::Device device) {
+  return at::arange(tokens * k, at::TensorOptions(at::kLong).device(device))
+      .remainder(experts)
+      .to(at::kInt)
+      .view({tokens, k});
 }
 
 }  // namespace dovetail::moe

@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 /// Assignments of experts to tokens that give each expert about the same number of tokens. T tokens
-/// choose among E experts. All functions run on the CPU and have no gradient.
+/// choose among E experts. No function has a gradient. The first two run on the CPU.
 namespace dovetail::moe {
 
 /// Scales the matrix exp(scores - row maximum) until each row sums to 1/T and each column to 1/E
@@ -23,7 +23,7 @@ at::Tensor sinkhorn(const at::Tensor& scores);
 at::Tensor assign_balanced(const at::Tensor& scores);
 
 /// Assigns k experts to each token in turn: expert (t k + j) mod E is choice j of token t. Returns
-/// (T, k) int32. The numbers of choices of two experts differ by at most one.
-at::Tensor assign_in_turn(int64_t tokens, int64_t experts, int64_t k);
+/// (T, k) int32 on `device`. The numbers of choices of two experts differ by at most one.
+at::Tensor assign_in_turn(int64_t tokens, int64_t experts, int64_t k, at::Device device);
 
 }  // namespace dovetail::moe

@@ -189,7 +189,7 @@ at::Tensor assign_slots_on_cpu(const at::Tensor& expert, const at::Tensor& weigh
 
 at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias,
                           const RoutingSpec& spec) {
-  if (scores.is_cuda()) return gpu::choose_experts(scores, bias, spec);
+  if (!scores.is_cpu()) return gpu::choose_experts(scores, bias, spec);
   return operation(
       "dovetail::moe_choose_experts", {.reads = {scores, bias}}, [spec](const Operands& inputs) {
         return std::vector{choose_experts_on_cpu(inputs.reads[0], inputs.reads[1], spec)};
@@ -197,7 +197,7 @@ at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias,
 }
 
 at::Tensor count_choices(const at::Tensor& expert, int64_t experts) {
-  if (expert.is_cuda()) return gpu::count_choices(expert, experts);
+  if (!expert.is_cpu()) return gpu::count_choices(expert, experts);
   return operation("dovetail::moe_count_choices", {.reads = {expert.reshape({-1})}},
                    [experts](const Operands& inputs) {
                      return std::vector{at::bincount(inputs.reads[0], {}, experts)};
@@ -212,7 +212,7 @@ at::Tensor visiting_order(const at::Tensor& scores, const RoutingSpec& spec) {
 at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& order,
                         const at::Tensor& drawn_out, int64_t experts, int64_t capacity,
                         const RoutingSpec& spec) {
-  if (expert.is_cuda())
+  if (!expert.is_cpu())
     return gpu::assign_slots(expert, weight, order, drawn_out, experts, capacity, spec);
   return operation("dovetail::moe_assign_slots", {.reads = {expert, weight, order, drawn_out}},
                    [=](const Operands& inputs) {
@@ -223,7 +223,7 @@ at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, cons
 }
 
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity) {
-  if (scores.is_cuda()) return gpu::choose_rows(scores, capacity);
+  if (!scores.is_cpu()) return gpu::choose_rows(scores, capacity);
   const int64_t tokens = scores.size(0), experts = scores.size(1);
   const at::Tensor by_expert = scores.t().contiguous();
   at::Tensor chosen =

@@ -15,7 +15,7 @@ constexpr const char* kOp = "moe_route";
 
 template <class T>
 const T* pointer(const at::Tensor& x) {
-  return x.defined() ? x.const_data_ptr<T>() : nullptr;
+  return x.defined() && !x.is_meta() ? x.const_data_ptr<T>() : nullptr;
 }
 
 const void* bytes(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
@@ -29,7 +29,7 @@ at::Tensor comparable(const at::Tensor& scores) {
 at::Tensor largest(const at::Tensor& scores, const at::Tensor& bias, int64_t k,
                    const at::Tensor& groups, int64_t group_size) {
   at::Tensor chosen = at::empty({scores.size(0), k}, scores.options().dtype(at::kInt));
-  if (scores.size(0) == 0) return chosen;
+  if (scores.size(0) == 0 || scores.is_meta()) return chosen;
   cuda_kernels_for(kOp).choose({.wide = scores.scalar_type() == at::kDouble,
                                 .rows = scores.size(0),
                                 .columns = scores.size(1),
@@ -46,7 +46,7 @@ at::Tensor largest(const at::Tensor& scores, const at::Tensor& bias, int64_t k,
 at::Tensor score_groups(const at::Tensor& scores, const at::Tensor& bias, const RoutingSpec& spec,
                         int64_t group_size) {
   at::Tensor group_scores = at::empty({scores.size(0), spec.groups}, scores.options());
-  if (scores.size(0) == 0) return group_scores;
+  if (scores.size(0) == 0 || scores.is_meta()) return group_scores;
   const int64_t wanted = spec.group_score == GroupScore::kTop2 ? 2 : 1;
   cuda_kernels_for(kOp).score_groups({.wide = scores.scalar_type() == at::kDouble,
                                       .rows = scores.size(0),
@@ -69,7 +69,7 @@ Slots take_slots(const at::Tensor& expert, const SlotSequence& sequence, const a
                  const at::Tensor& drawn, int64_t experts, int64_t capacity) {
   Slots found{.slot = at::empty(expert.sizes(), expert.options()),
               .count = at::zeros({experts}, expert.options().dtype(at::kLong))};
-  if (expert.numel() == 0) return found;
+  if (expert.numel() == 0 || expert.is_meta()) return found;
   at::Tensor tile_counts = at::zeros({slot_tiles(expert.numel()), experts}, expert.options());
   cuda_kernels_for(kOp).assign_slots({.sequence = sequence,
                                       .experts = experts,
@@ -110,6 +110,12 @@ Ranks rank_choices(const at::Tensor& expert, const at::Tensor& order, const at::
       .order = pointer<int64_t>(order), .tokens = expert.numel(), .k = 1, .by_token = true};
   const Slots found = take_slots(expert, sequence, out, {}, experts, kDropped);
   return {.rank = found.slot, .count = found.count};
+}
+
+Ranks rank_by_slot(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
+  const at::Tensor slots = slot.view({-1}),
+                   by_slot = at::argsort(slots, /*stable=*/true, /*dim=*/0);
+  return rank_choices(expert.view({-1}), by_slot, slots < 0, experts);
 }
 
 at::Tensor count_choices(const at::Tensor& expert, int64_t experts) {

@@ -7,7 +7,7 @@
 #include "dovetail/moe/routing.h"
 
 /// CUDA versions of the functions in choose.h, with the same results. They throw UserError in a
-/// build without GPU kernels.
+/// build without GPU kernels. On the meta device they call the same ATen operators, but no kernels.
 namespace dovetail::moe::gpu {
 
 at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias,
@@ -28,5 +28,9 @@ struct Ranks {
 /// bool, choices to skip; undefined: skips no choice.
 Ranks rank_choices(const at::Tensor& expert, const at::Tensor& order, const at::Tensor& out,
                    int64_t experts);
+/// Numbers the choices of each expert from 0 in the order of their slots. expert and slot: (T, k)
+/// int32, contiguous. Choices with slot -1 are skipped. Slots may have gaps where a draw left some
+/// empty.
+Ranks rank_by_slot(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
 
 }  // namespace dovetail::moe::gpu

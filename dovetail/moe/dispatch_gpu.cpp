@@ -37,10 +37,7 @@ void sort_rows(const at::Tensor& expert, const Ranks& ranks, DispatchedRows& out
 }  // namespace
 
 DispatchedRows dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
-  // Ranks by slot order: slot numbers have gaps where a draw left slots empty.
-  const at::Tensor slots = slot.view({-1}),
-                   by_slot = at::argsort(slots, /*stable=*/true, /*dim=*/0);
-  const Ranks ranks = rank_choices(expert.view({-1}), by_slot, slots < 0, experts);
+  const Ranks ranks = rank_by_slot(expert, slot, experts);
   const at::Tensor counts = ranks.count.cpu();
   DispatchedRows out;
   out.offsets.push_back(0);

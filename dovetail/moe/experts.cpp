@@ -308,22 +308,6 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
   }
 };
 
-void check_expert(const at::Tensor& x, const ExpertWeights& experts, size_t e) {
-  const at::Tensor &up = experts.up[e], &down = experts.down[e];
-  const int64_t width = down.dim() == 2 ? down.size(1) : -1;
-  user_check(down.dim() == 2 && down.size(0) == x.size(1),
-             "experts: down of expert {} must be [{}, width], but is {}", e, x.size(1),
-             ops::describe(down));
-  user_check(up.dim() == 2 && up.size(0) == mx::up_width(experts.activation, width) &&
-                 up.size(1) == x.size(1),
-             "experts: up of expert {} must be [{}, {}], but is {}", e,
-             mx::up_width(experts.activation, width), x.size(1), ops::describe(up));
-  user_check(
-      up.scalar_type() == x.scalar_type() && down.scalar_type() == x.scalar_type(),
-      "experts: x and the experts must share one dtype: x is {}, up of expert {} is {}, down {}",
-      ops::describe(x), e, ops::describe(up), ops::describe(down));
-}
-
 at::TensorList of_run(const variable_list& list, const Run& run) {
   if (list.empty()) return {};
   return at::TensorList(list).slice(static_cast<size_t>(run.first),
@@ -365,22 +349,8 @@ at::Tensor feed_forward_rows(const at::Tensor& rows, const std::vector<int64_t>&
 
 at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dispatch& to,
                         const ExpertWeights& experts) {
-  user_check(x.dim() == 2 && weight.dim() == 2 && weight.size(0) == x.size(0),
-             "experts: x must be (T, C) and weight (T, k): x is {}, weight is {}", ops::describe(x),
-             ops::describe(weight));
-  const auto sums = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  user_check(weight.scalar_type() == sums, "experts: weight must be {}: x is {}, weight is {}",
-             at::toString(sums), ops::describe(x), ops::describe(weight));
-  const size_t count = experts.experts();
-  user_check(static_cast<int64_t>(count) == to.experts() && experts.down.size() == count,
-             "experts: {} rows of choices for {} up and {} down matrices", to.experts(), count,
-             experts.down.size());
-  for (size_t e = 0; e < count; ++e) check_expert(x, experts, e);
+  check_experts(x, weight, experts, to.experts());
   const bool bias = !experts.up_bias.empty();
-  user_check(experts.up_bias.size() == (bias ? count : 0) &&
-                 experts.down_bias.size() == experts.up_bias.size(),
-             "experts: {} experts have {} biases of up and {} of down", count,
-             experts.up_bias.size(), experts.down_bias.size());
   if (by_rows_on_gpu(x)) {
     std::vector<int64_t> rows;
     for (int64_t e = 0; e < to.experts(); ++e) rows.push_back(to.rows().count(e));

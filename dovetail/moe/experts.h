@@ -3,24 +3,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "dovetail/moe/dispatch.h"
+#include "dovetail/moe/expert_weights.h"
 
 namespace dovetail::moe {
-
-/// Weights of E experts. Expert e is a feed-forward of hidden width f_e; widths may differ.
-///
-/// Shapes: up[e] (u_e, C), down[e] (C, f_e), up_bias[e] (u_e), down_bias[e] (C). u_e =
-/// mx::up_width(activation, f_e), which is larger than f_e if the activation has a gate. All have
-/// one dtype. Bias lists are empty if there are no biases.
-struct ExpertWeights {
-  std::string activation;  ///< "swiglu", "gelu" or "relu2"
-  std::vector<at::Tensor> up, down, up_bias, down_bias;
-
-  size_t experts() const { return up.size(); }
-};
 
 /// Runs each token through its experts: y[t] = sum of weight[t][j] * down(activation(up(x[t])))
 /// over the choices j of token t that `to` contains. `up` and `down` belong to the choice's expert.

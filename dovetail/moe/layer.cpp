@@ -7,6 +7,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
+#include "dovetail/moe/device_experts.h"
 #include "dovetail/moe/experts.h"
 #include "dovetail/mx/linear_group.h"
 #include "dovetail/ops/simd_level.h"
@@ -60,7 +61,8 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   const auto [routing, loss] = router_->forward(x, pass);
   Output out;
   out.loss = loss;
-  if (x.is_meta()) {
+  const bool on_device = device_rows_obstacle().empty();
+  if (x.is_meta() && !on_device) {  // the meta device has no sizes to read
     out.y = at::empty_like(x);
     return out;
   }
@@ -68,7 +70,13 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   const LocalExperts local = local_experts(rows);
   const std::optional<int64_t> capacity = padded_capacity(routing, pass);
   at::Tensor y;
-  if (ranks_) {
+  if (on_device) {
+    // Without any place, an expert still has a spare one.
+    const int64_t places = capacity ? std::max<int64_t>(*capacity, 1) : 0;
+    y = feed_forward(rows, routing.weight,
+                     device_rows(routing.expert, routing.slot, config_.experts, places),
+                     local.weights);
+  } else if (ranks_) {
     y = parallel_feed_forward(rows, routing.weight, routing.expert, routing.slot, local, *ranks_,
                               layout_, capacity);
   } else if (capacity) {
@@ -98,7 +106,8 @@ void Layer::add_load(const Load& of_replica) {
 }
 
 void Layer::reset_load() {
-  load_ = at::zeros({config_.experts + 1}, at::kLong);
+  // In place: a CUDA graph of a step adds to this tensor.
+  load_.defined() ? load_.zero_() : load_ = at::zeros({config_.experts + 1}, at::kLong);
   router_->begin_step();
 }
 
@@ -159,8 +168,39 @@ std::string Layer::recorded_obstacle(at::ScalarType dtype) const {
   return "";
 }
 
+ExpertWeights Layer::expert_weights() const {
+  ExpertWeights weights{.activation = activation_};
+  for (const auto& expert : experts_) {
+    weights.up.push_back(expert->up().weight);
+    weights.down.push_back(expert->down().weight);
+    if (!expert->up().options().bias) continue;
+    weights.up_bias.push_back(expert->up().bias);
+    weights.down_bias.push_back(expert->down().bias);
+  }
+  return weights;
+}
+
+std::string Layer::device_rows_obstacle() const {
+  if (ranks_) return "ranks share them";
+  if (quantized()) return "a recipe quantizes them";
+  return moe::device_rows_obstacle(expert_weights());
+}
+
+std::string Layer::graph_obstacle() const {
+  const std::string reason = device_rows_obstacle();
+  if (!reason.empty()) return "experts read the sizes of their shares on the host: " + reason;
+  return router_->host_obstacle();
+}
+
+void Layer::share_expert_storage() {
+  if (!device_rows_obstacle().empty()) return;
+  const ExpertWeights weights = expert_weights();
+  share_storage(weights.up);
+  share_storage(weights.down);
+}
+
 LocalExperts Layer::local_experts(const at::Tensor& x) const {
-  LocalExperts local{.weights = {.activation = activation_}};
+  LocalExperts local{.weights = expert_weights()};
   if (quantized() && grouped_obstacle(x.scalar_type(), x.device()).empty()) {
     local.grouped = [this](const at::Tensor& rows, const mx::RowGroups& groups) {
       const at::Tensor h = mx::LinearGroup(linears(Part::kUp)).forward(rows, groups);
@@ -173,13 +213,6 @@ LocalExperts Layer::local_experts(const at::Tensor& x) const {
       return run_padded(rows, [&](const at::Tensor& padded) { return expert->forward(padded); });
     };
   }
-  for (const auto& expert : experts_) {
-    local.weights.up.push_back(expert->up().weight);
-    local.weights.down.push_back(expert->down().weight);
-    if (!expert->up().options().bias) continue;
-    local.weights.up_bias.push_back(expert->up().bias);
-    local.weights.down_bias.push_back(expert->down().bias);
-  }
   return local;
 }
 
@@ -189,6 +222,16 @@ Layers layers_of(const torch::nn::Module& model) {
     if (auto layer = std::dynamic_pointer_cast<Layer>(item.value()))
       layers.emplace_back(item.key(), std::move(layer));
   return layers;
+}
+
+std::string describe_products(const Layers& layers) {
+  for (const auto& [name, layer] : layers) {
+    const std::string reason = layer->device_rows_obstacle();
+    if (!reason.empty())
+      return fmt::format("the host reads the sizes of experts in each layer; in {}, {}", name,
+                         reason);
+  }
+  return "the sizes of experts stay on the GPU, where `torch._grouped_mm` reads them";
 }
 
 }  // namespace dovetail::moe

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dovetail/moe/config.h"
+#include "dovetail/moe/expert_weights.h"
 #include "dovetail/moe/parallel_experts.h"
 #include "dovetail/moe/pass.h"
 #include "dovetail/moe/router.h"
@@ -55,6 +56,8 @@ class Layer : public torch::nn::Module {
   using torch::nn::Module::load;
   /// Returns the load. If it is on a GPU, the host waits for it.
   Load load() const;
+  /// Returns Load::count as (E) float64, where the last forward pass ran.
+  at::Tensor counts() const { return load_.narrow(0, 0, config_.experts).to(at::kDouble); }
   /// Adds the load of a replica, which ran other micro-batches of the same step.
   void add_load(const Load& of_replica);
   /// Sets the load to zero. Call it at the beginning of a step.
@@ -74,12 +77,23 @@ class Layer : public torch::nn::Module {
   /// Returns the reason why quantized experts run one after another, as modules, for an input of
   /// this dtype and device. Empty if they are one operation (mx/linear_group.h).
   std::string grouped_obstacle(at::ScalarType dtype, at::Device device) const;
+  /// Returns the reason why the numbers of the experts' rows go to the host in each forward pass on
+  /// a GPU. Empty if they stay on the GPU (moe/device_experts.h).
+  std::string device_rows_obstacle() const;
+  /// Returns the reason why a training step on a GPU waits in this layer, so that it cannot be a
+  /// CUDA graph. Empty if it does not wait.
+  std::string graph_obstacle() const;
+  /// Moves the experts' weights into one storage if products on a GPU then need no copy of them.
+  /// Call it once the weights have their dtype, device and recipes, and before anything else keeps
+  /// their storage.
+  void share_expert_storage();
   /// Returns the reason why dropless experts that compute in `dtype` on the CPU cannot be part of a
   /// recorded step (base/operation.h). Empty if they can.
   std::string recorded_obstacle(at::ScalarType dtype) const;
 
  private:
   void add_to_load(const Routing& routing);
+  ExpertWeights expert_weights() const;
   /// Returns the experts of this rank as they run on x. They are weights, one operation of
   /// quantized Linears, or modules.
   LocalExperts local_experts(const at::Tensor& x) const;
@@ -110,5 +124,9 @@ class Layer : public torch::nn::Module {
 using Layers = std::vector<std::pair<std::string, std::shared_ptr<Layer>>>;
 /// Returns the Layers of `model`, in the order of the model.
 Layers layers_of(const torch::nn::Module& model);
+
+/// Returns a sentence on how a GPU computes the experts of `layers`. Either their sizes stay there,
+/// or the host reads them, with the reason.
+std::string describe_products(const Layers& layers);
 
 }  // namespace dovetail::moe

@@ -12,6 +12,7 @@
 #include "dovetail/moe/dispatch.h"
 #include "dovetail/moe/draw.h"
 #include "dovetail/moe/experts.h"
+#include "dovetail/moe/library_choices.h"
 #include "dovetail/moe/library_opaque.h"
 #include "dovetail/moe/noisy.h"
 #include "dovetail/moe/routing.h"
@@ -54,9 +55,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   const RoutingInputs inputs = {.bias = readable_or_none(bias),
                                 .draw = readable_or_none(draw),
                                 .chosen = readable_or_none(chosen)};
-  const Routing routing = is_traced(logits) || logits.is_meta()
-                              ? opaque_route(logits, spec, inputs)
-                              : route(readable("moe_route", logits), spec, inputs);
+  const bool traced = is_traced(logits) || logits.is_meta();
+  if (!traced && inputs.chosen.defined() && inputs.chosen.is_cuda() && inputs.chosen.dim() == 2)
+    check_chosen_values(inputs.chosen, logits.size(-1));
+  const Routing routing = traced ? opaque_route(logits, spec, inputs)
+                                 : route(readable("moe_route", logits), spec, inputs);
   return {routing.expert, routing.slot,      routing.weight,
           routing.count,  routing.load_loss, routing.z_loss};
 }
@@ -117,14 +120,13 @@ at::Tensor library_experts(const at::Tensor& x, const at::Tensor& weight, const 
                            .up_bias = up_bias.vec(),
                            .down_bias = down_bias.vec()});
   constexpr std::string_view kName = "moe_experts";
-  return feed_forward(readable(kName, x), readable(kName, weight),
-                      checked_dispatch(readable(kName, expert), readable(kName, slot),
-                                       static_cast<int64_t>(up.size())),
-                      {.activation = std::string(view(activation)),
-                       .up = readable(kName, up),
-                       .down = readable(kName, down),
-                       .up_bias = readable(kName, up_bias),
-                       .down_bias = readable(kName, down_bias)});
+  return checked_experts(readable(kName, x), readable(kName, weight), readable(kName, expert),
+                         readable(kName, slot),
+                         {.activation = std::string(view(activation)),
+                          .up = readable(kName, up),
+                          .down = readable(kName, down),
+                          .up_bias = readable(kName, up_bias),
+                          .down_bias = readable(kName, down_bias)});
 }
 
 /// Experts compute in autocast's dtype, and weights of choices stay float32.

@@ -21,6 +21,7 @@
 #include "dovetail/base/library.h"
 #include "dovetail/base/once_differentiable.h"
 #include "dovetail/moe/known_choices.h"
+#include "dovetail/moe/library_choices.h"
 #include "dovetail/moe/library_operator.h"
 #include "dovetail/moe/remedies.h"
 #include "dovetail/ops/simd_level.h"
@@ -165,8 +166,8 @@ at::Tensor experts_forward(const at::Tensor& x, const at::Tensor& weight, const 
                            at::TensorList up_bias, at::TensorList down_bias,
                            c10::string_view activation) {
   const at::NoGradGuard no_grad;
-  return feed_forward(x, weight, checked_dispatch(expert, slot, static_cast<int64_t>(up.size())),
-                      weights_of(up, down, up_bias, down_bias, activation));
+  return checked_experts(x, weight, expert, slot,
+                         weights_of(up, down, up_bias, down_bias, activation));
 }
 
 at::Tensor experts_forward_shapes(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&,
@@ -197,8 +198,7 @@ variable_list experts_backward(const at::Tensor& dy, const at::Tensor& x, const 
   experts.down = all(down);
   experts.up_bias = all(up_bias);
   experts.down_bias = all(down_bias);
-  const at::Tensor y = feed_forward(
-      own_x, own_weight, checked_dispatch(expert, slot, static_cast<int64_t>(up.size())), experts);
+  const at::Tensor y = checked_experts(own_x, own_weight, expert, slot, experts);
   variable_list gradients = torch::autograd::grad({y}, leaves, {dy}, /*retain_graph=*/std::nullopt,
                                                   /*create_graph=*/false, /*allow_unused=*/true);
   for (size_t i = 0; i < leaves.size(); ++i)
@@ -279,23 +279,6 @@ struct MoeExpertsBackward : SavingNode {
 };
 
 }  // namespace
-
-void check_choices(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
-  for (const auto& [name, x] : {std::pair("expert_idx", expert), std::pair("slot", slot)})
-    user_check(x.dim() == 2 && x.sizes() == expert.sizes() && x.scalar_type() == at::kInt &&
-                   x.device() == expert.device() && (x.is_cpu() || x.is_cuda()),
-               "moe: {} must be (T, k) int32 on the CPU or a CUDA device, but is {}", name,
-               ops::describe(x));
-  const at::Tensor kept = expert.masked_select(slot >= 0);
-  user_check(kept.numel() == 0 ||
-                 (kept.min().item<int32_t>() >= 0 && kept.max().item<int32_t>() < experts),
-             "moe: expert_idx must lie in 0 to {}", experts - 1);
-}
-
-Dispatch checked_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
-  check_choices(expert, slot, experts);
-  return dispatch(expert.contiguous(), slot.contiguous(), experts);
-}
 
 Routing opaque_route(const at::Tensor& logits, const RoutingSpec& spec,
                      const RoutingInputs& inputs) {

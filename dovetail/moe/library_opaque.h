@@ -21,9 +21,4 @@ Routing opaque_route(const at::Tensor& logits, const RoutingSpec& spec,
 at::Tensor opaque_experts(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,
                           const at::Tensor& slot, const ExpertWeights& experts);
 
-/// Throws UserError unless expert and slot are (T, k) int32 and name existing experts.
-void check_choices(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
-/// Checks the choices, and makes their dispatch.
-Dispatch checked_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
-
 }  // namespace dovetail::moe

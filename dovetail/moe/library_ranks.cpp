@@ -12,7 +12,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/library.h"
-#include "dovetail/moe/library_opaque.h"
+#include "dovetail/moe/library_choices.h"
 #include "dovetail/moe/library_operator.h"
 #include "dovetail/moe/parallel_experts.h"
 #include "dovetail/ops/simd_level.h"

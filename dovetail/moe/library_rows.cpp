@@ -13,7 +13,7 @@
 #include "dovetail/base/traced.h"
 #include "dovetail/moe/dispatch.h"
 #include "dovetail/moe/grouped_linear.h"
-#include "dovetail/moe/library_opaque.h"
+#include "dovetail/moe/library_choices.h"
 #include "dovetail/moe/library_operator.h"
 #include "dovetail/moe/remedies.h"
 #include "dovetail/ops/simd_level.h"

@@ -1,8 +1,10 @@
 #include "dovetail/moe/router.h"
 
+#include <fmt/format.h>
 #include <torch/types.h>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/rng.h"
 #include "dovetail/moe/balanced_assignment.h"
@@ -21,8 +23,17 @@ constexpr double kLeastNoise = 0.01;
 /// decoding with a cache gives the same choices.
 at::Tensor choices_by_position(const at::Tensor& logits, int64_t k, int64_t length, int64_t first) {
   const at::Tensor chosen =
-      assign_in_turn(first + length, logits.size(1), k).narrow(0, first, length);
-  return chosen.repeat({length == 0 ? 0 : logits.size(0) / length, 1}).to(logits.device());
+      assign_in_turn(first + length, logits.size(1), k, logits.device()).narrow(0, first, length);
+  return chosen.repeat({length == 0 ? 0 : logits.size(0) / length, 1});
+}
+
+/// Returns relative_load of the first E of `sums` (E + 1), whose last is their sum. Only sums on
+/// the CPU are read by the host.
+at::Tensor relative_load_of(const at::Tensor& sums, const at::TensorOptions& options) {
+  const int64_t experts = sums.size(0) - 1;
+  const at::Tensor counts = sums.narrow(0, 0, experts), total = sums[experts];
+  if (sums.is_cpu()) return relative_load(counts, total.item<double>(), options);
+  return (counts * static_cast<double>(experts) / total).to(options);
 }
 
 }  // namespace
@@ -56,6 +67,19 @@ RoutingSpec Router::spec_of(const Pass& pass) const {
   return spec;
 }
 
+std::string Router::host_obstacle() const {
+  if (config_.router == "noisy_top_k" || config_.router == "hash" ||
+      spec_.selection == Selection::kSinkhorn || spec_.selection == Selection::kBase ||
+      config_.router == "expert_choice")
+    return fmt::format("model.moe.router = \"{}\" works on the host", config_.router);
+  if (config_.second_expert == "random")
+    return "model.moe.second_expert = \"random\" draws on the host";
+  if (spec_.drop != Drop::kNone && spec_.capacity == 0 && spec_.capacity_factor <= 0)
+    return fmt::format("model.moe.capacity_factor = {} makes the host read the largest load",
+                       spec_.capacity_factor);
+  return "";
+}
+
 Router::Output Router::by_hash(const at::Tensor& rows, const Pass& pass) const {
   DOVETAIL_CHECK(pass.tokens.defined() && pass.tokens.numel() == rows.size(0),
                  "hash routing of {} rows has {} tokens", rows.size(0),
@@ -67,7 +91,7 @@ Router::Output Router::by_hash(const at::Tensor& rows, const Pass& pass) const {
                                 ? at::empty({rows.size(0), spec_.k}, rows.options().dtype(at::kInt))
                                 : hashed(pass.tokens.to(at::kCPU));
   Output out;
-  out.routing = route(logits, spec_of(pass), {.chosen = chosen.to(rows.device())});
+  out.routing = route(logits, spec_of(pass), {.chosen = copied_to(chosen, rows.device())});
   out.routing.weight =
       (out.routing.slot >= 0).to(dtype) * (spec_.scale / static_cast<double>(spec_.k));
   return out;
@@ -113,22 +137,23 @@ Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const
 
 at::Tensor Router::draws(const Pass& pass, const at::Tensor& rows) const {
   if (!pass.training || config_.second_expert != "random") return {};
-  return operation("dovetail::moe_uniform_draws", {},
-                   [seed = pass.seed, key = name_key_, first = pass.first_token,
-                    tokens = rows.size(0)](const Operands&) {
-                     return std::vector{uniform_draws(mix_seed(seed.now(), key), first, tokens)};
-                   })[0]
-      .to(rows.device());
+  const auto drawn =
+      operation("dovetail::moe_uniform_draws", {},
+                [seed = pass.seed, key = name_key_, first = pass.first_token,
+                 tokens = rows.size(0)](const Operands&) {
+                  return std::vector{uniform_draws(mix_seed(seed.now(), key), first, tokens)};
+                });
+  return copied_to(drawn[0], rows.device());
 }
 
 at::Tensor Router::noise(const Pass& pass, const at::Tensor& logits) const {
-  return operation(
-             "dovetail::moe_normal_draws", {},
-             [seed = pass.seed, key = name_key_, first = pass.first_token, tokens = logits.size(0),
-              experts = config_.experts](const Operands&) {
-               return std::vector{normal_draws(mix_seed(seed.now(), key), first, tokens, experts)};
-             })[0]
-      .to(logits.options());
+  const auto drawn = operation(
+      "dovetail::moe_normal_draws", {},
+      [seed = pass.seed, key = name_key_, first = pass.first_token, tokens = logits.size(0),
+       experts = config_.experts](const Operands&) {
+        return std::vector{normal_draws(mix_seed(seed.now(), key), first, tokens, experts)};
+      });
+  return copied_to(drawn[0], logits.device()).to(logits.scalar_type());
 }
 
 at::Tensor Router::load_loss(const Routing& routing, const Pass& pass) {
@@ -141,14 +166,13 @@ at::Tensor Router::load_loss(const Routing& routing, const Pass& pass) {
        options = routing.mean_score.options()](const Operands& inputs) {
         if (!again) {
           const UnrecordedAllocations of_the_sums;
-          const at::Tensor counts =
-              count_choices(inputs.reads[0], config_.experts).to(at::kCPU, at::kDouble);
+          at::Tensor counts = count_choices(inputs.reads[0], config_.experts).to(at::kDouble);
+          if (sum_over_ranks) counts = counts.cpu();  // ranks exchange it there
           at::Tensor sums = at::cat({counts, counts.sum().view({1})});
           if (sum_over_ranks) sum_over_ranks(sums);
           step_counts_ = step_counts_.defined() ? step_counts_ + sums : sums;
         }
-        return std::vector{relative_load(step_counts_.narrow(0, 0, config_.experts),
-                                         step_counts_[config_.experts].item<double>(), options)};
+        return std::vector{relative_load_of(step_counts_, options)};
       })[0];
   return load.dot(routing.mean_score);
 }

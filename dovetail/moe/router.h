@@ -51,6 +51,10 @@ class Router : public torch::nn::Module {
   /// - Any other evaluation has no capacity, so it drops no choices.
   RoutingSpec spec_of(const Pass& pass) const;
 
+  /// Returns the reason why the host takes part in routing on a GPU in training. Empty if it only
+  /// queues kernels.
+  std::string host_obstacle() const;
+
   /// Resets the counts of choices that load_scope = "global_batch" sums over the micro-batches of a
   /// step. Call it before the step's first forward pass.
   void begin_step() { step_counts_.reset(); }

@@ -31,17 +31,8 @@ void check_chosen(const at::Tensor& chosen, const at::Tensor& logits, const Rout
                  chosen.device() == logits.device(),
              "moe_route: chosen must be int32 or int64 and [{}, {}], k experts a token, but is {}",
              logits.size(0), spec.k, ops::describe(chosen));
-  if (chosen.is_meta() || chosen.numel() == 0) return;
-  operation(
-      "dovetail::moe_check_chosen", {.reads = {chosen}},
-      [experts = logits.size(1)](const Operands& inputs) {
-        const at::Tensor sorted = std::get<0>(inputs.reads[0].sort(1));
-        const bool distinct = !(sorted.slice(1, 1) == sorted.slice(1, 0, -1)).any().item<bool>();
-        user_check(
-            distinct && sorted.min().item<int64_t>() >= 0 && sorted.max().item<int64_t>() < experts,
-            "moe_route: chosen must name different experts for a token, 0 to {}", experts - 1);
-        return std::vector<at::Tensor>();
-      });
+  // On a GPU the check would make the host wait in every step.
+  if (chosen.is_cpu()) check_chosen_values(chosen, logits.size(1));
 }
 
 void check_inputs(const RoutingInputs& inputs, const at::Tensor& logits, const RoutingSpec& spec) {
@@ -86,7 +77,7 @@ at::Tensor select(const at::Tensor& x, const at::Tensor& scores, const RoutingIn
       check_logits_on_cpu("moe_route: router = \"base\"", x);
       return assign_balanced(x).unsqueeze(1);
     case Selection::kBalanced:
-      return assign_in_turn(x.size(0), x.size(1), spec.k).to(x.device());
+      return assign_in_turn(x.size(0), x.size(1), spec.k, x.device());
   }
   DOVETAIL_CHECK(false, "no selection has the number {}", static_cast<int>(spec.selection));
   return {};
@@ -163,6 +154,18 @@ void check_logits(const char* op, const at::Tensor& logits) {
   user_check(logits.is_cpu() || logits.is_meta() || logits.is_cuda(),
              "{}: logits must be on the CPU or a CUDA device, but are {}", op,
              ops::describe(logits));
+}
+
+void check_chosen_values(const at::Tensor& chosen, int64_t experts) {
+  if (chosen.numel() == 0) return;
+  operation("dovetail::moe_check_chosen", {.reads = {chosen}}, [experts](const Operands& inputs) {
+    const at::Tensor sorted = std::get<0>(inputs.reads[0].sort(1));
+    const bool distinct = !(sorted.slice(1, 1) == sorted.slice(1, 0, -1)).any().item<bool>();
+    user_check(
+        distinct && sorted.min().item<int64_t>() >= 0 && sorted.max().item<int64_t>() < experts,
+        "moe_route: chosen must name different experts for a token, 0 to {}", experts - 1);
+    return std::vector<at::Tensor>();
+  });
 }
 
 void check_logits_on_cpu(const char* op, const at::Tensor& logits) {
@@ -247,7 +250,9 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingIn
              "moe_route: sequence = {} does not divide the {} rows of logits", spec.sequence,
              tokens);
   const at::Tensor x = computed(logits);
-  if (x.is_meta()) return shapes_alone(x, spec.k);
+  const bool on_cpu_alone =
+      spec.selection == Selection::kSinkhorn || spec.selection == Selection::kBase;
+  if (x.is_meta() && on_cpu_alone) return shapes_alone(x, spec.k);
   const TraceSpan span("dovetail::moe_route");
 
   const at::Tensor scores = scores_of(x, spec);

@@ -99,7 +99,9 @@ struct RoutingInputs {
   /// (T), random numbers uniform in [0, 1). The second of two choices is dropped if 2 w2 < draw
   /// (GShard). w2 is its weight normalized over both choices.
   at::Tensor draw;
-  at::Tensor chosen;  ///< (T, k), integers: experts to use instead of choosing by logits
+  /// (T, k), integers: experts to use instead of choosing by logits. `route` checks the values of a
+  /// CPU tensor; `check_chosen_values` checks others.
+  at::Tensor chosen;
 };
 
 /// Routes tokens by logits (T, E). Float64 logits are computed in float64, every other floating
@@ -139,7 +141,11 @@ Routing route_by_experts(const at::Tensor& logits, int64_t k, double scale);
 /// Checks the logits of operation `op`. Throws UserError naming both, unless logits are floating,
 /// (T, E) with E > 0, and on the CPU, meta or CUDA.
 void check_logits(const char* op, const at::Tensor& logits);
-/// Checks the same for operations without a CUDA version: CUDA logits throw UserError, too.
+/// Throws UserError unless each row of `chosen` (T, k) names different experts, 0 to `experts` - 1.
+/// The host waits for a GPU.
+void check_chosen_values(const at::Tensor& chosen, int64_t experts);
+/// Checks as `check_logits` for operations without a CUDA version: CUDA logits throw UserError,
+/// too.
 void check_logits_on_cpu(const char* op, const at::Tensor& logits);
 
 /// Throws UserError if `spec` is invalid for this number of experts. The message begins with

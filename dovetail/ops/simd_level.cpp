@@ -18,9 +18,9 @@ namespace dovetail::ops {
 namespace {
 
 constexpr std::array<const char*, 3> kLevelNames = {"scalar", "avx2", "avx512"};
-constexpr std::array<const char*, 9> kKernelNames = {"gemm",       "attention",     "norm",
-                                                     "activation", "cross_entropy", "embedding",
-                                                     "adamw",      "mx_quantize",   "experts"};
+constexpr std::array<const char*, 10> kKernelNames = {
+    "gemm",      "attention", "norm",        "activation", "cross_entropy",
+    "embedding", "adamw",     "mx_quantize", "experts",    "grouped_mm"};
 
 uint32_t parse_kernels(std::string_view names, const std::string& place) {
   uint32_t mask = 0;

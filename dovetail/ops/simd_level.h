@@ -28,9 +28,10 @@ SimdLevel simd_level();
 void set_simd_level(SimdLevel level);
 
 /// Kernels that can be disabled one by one, for benchmarks that measure the gain of each. ATen then
-/// does the work of the disabled kernel, with two exceptions. Without kQuantize, quantizing uses
+/// does the work of the disabled kernel, with three exceptions. Without kQuantize, quantizing uses
 /// mx/codec.h, element by element. Without kExperts, experts are computed one after another, on
-/// copies of their rows.
+/// copies of their rows. Without kGroupedMm, the sizes of experts on a GPU go to the host, for
+/// cuBLAS (moe/device_experts.h).
 enum class Kernel {
   kGemm,
   kAttention,
@@ -40,13 +41,15 @@ enum class Kernel {
   kEmbedding,
   kAdamW,
   kQuantize,
-  kExperts
+  kExperts,
+  kGroupedMm
 };
 
-/// Disables exactly the kernels in `names`, separated by commas: gemm, attention, norm, activation,
-/// cross_entropy, embedding, adamw, mx_quantize, experts. An empty text enables all. If this is
-/// never called, the environment variable DOVETAIL_DISABLE names the disabled kernels; it is read
-/// at first use. Throws UserError that lists the valid names for an unknown one.
+/// Disables exactly the kernels in `names`, separated by commas. Names: gemm, attention, norm,
+/// activation, cross_entropy, embedding, adamw, mx_quantize, experts, grouped_mm. An empty text
+/// enables all. If this is never called, the environment variable DOVETAIL_DISABLE names the
+/// disabled kernels; it is read at first use. Throws UserError that lists the valid names for an
+/// unknown one.
 void set_disabled_kernels(std::string_view names);
 bool kernel_enabled(Kernel kernel);
 

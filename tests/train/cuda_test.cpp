@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <mutex>
 #include <tuple>
 
 #include "dovetail/base/gpu.h"
+#include "dovetail/mx/native.h"
+#include "dovetail/ops/simd_level.h"
 #include "dovetail/train/trainer.h"
 #include "tests/comm/ranks.h"
 #include "tests/train/balanced_runs.h"
@@ -82,8 +85,10 @@ TEST(Cuda, AFullGpuEndsWithABatchThatFits) {
 
 /// Losses of a run on the GPU. run.cuda_graph = "on" fails where the step cannot be recorded.
 std::vector<double> losses_with_graph(const test::TinyRun& run, const std::string& name,
-                                      const std::string& cuda_graph, const std::string& recipe) {
+                                      const std::string& cuda_graph, const std::string& recipe,
+                                      const moe::Config& experts = {}) {
   RunConfig config = run.config(name);
+  config.model.moe = experts;
   config.run.device = "cuda";
   config.run.cuda_graph = cuda_graph;
   config.precision.recipe = recipe;
@@ -107,6 +112,29 @@ TEST(Cuda, AGraphTrainsToTheLossesOfItsOperations) {
         losses_with_graph(run, "graph-" + recipe, "on", recipe),
         ::testing::Pointwise(::testing::DoubleNear(recipe == "fp32" ? 1e-5 : 1e-3), expected))
         << recipe;
+  }
+}
+
+/// The experts' sizes are on the host in the first run, and on the GPU in the others.
+TEST(Cuda, AGraphOfAMixtureTrainsToTheLossesOfItsOperations) {
+  if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  if (const int major = mx::native_device(at::kCUDA).major; major != 9 && major != 10)
+    GTEST_SKIP() << "torch._grouped_mm has no kernels for this GPU";
+  const test::TinyRun run;
+  const std::map<std::string, moe::Config> mixtures = {
+      {"plain", {.experts = 4}},
+      {"padded", {.experts = 4, .drop = "position", .pad_to_capacity = true}},
+      {"biased", {.experts = 4, .score = "sigmoid", .bias_update_rate = 1e-3}}};
+  for (const auto& [name, experts] : mixtures) {
+    ops::set_disabled_kernels("grouped_mm");
+    const std::vector<double> expected =
+        losses_with_graph(run, name + "-host", "off", "bf16", experts);
+    ops::set_disabled_kernels("");
+    EXPECT_EQ(expected.size(), 12u);
+    for (const std::string graph : {"off", "on"})
+      EXPECT_THAT(losses_with_graph(run, name + "-" + graph, graph, "bf16", experts),
+                  ::testing::Pointwise(::testing::DoubleNear(2e-3), expected))
+          << name << ", graph " << graph;
   }
 }
 

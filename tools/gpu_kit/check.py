@@ -44,6 +44,7 @@ PARTS = {
     "ops": Part("norms, activations, attention, cross-entropy beside PyTorch", ["ops_gpu.py", "--seconds", "15"], 40),
     "mx": Part("MX quantize, dequantize and Linear", ["mx_gpu.py", "--seconds", "40"], 65),
     "fp8": Part("FP8 Linear beside BF16", ["fp8_gpu.py", "--seconds", "15"], 40),
+    "moe": Part("experts with sizes on the GPU and on the host", ["moe_gpu.py"], 90),
     "plan": Part(
         "steps within a memory budget beside checkpointing",
         ["plan_gpu.py", "--models", "unet,gpt", "--sides", "eager,checkpoint,0.6,0.6a,peak", "--seconds", "170"],

@@ -26,6 +26,7 @@ BENCHMARKS = [
     "fp8_gpu",
     "gpt_gpu",
     "kmeans_gpu",
+    "moe_gpu",
     "mx_gpu",
     "ops_gpu",
     "peer_gpt",

@@ -26,12 +26,15 @@ namespace {
 
 /// Returns the reason why forward and backward cannot be one CUDA graph; empty if they can.
 std::string cuda_graph_obstacle(const ResolvedRun& run, const comm::Group& group,
-                                const Quantization& quantization) {
+                                const Quantization& quantization, const moe::Layers& layers) {
   if (!run.device.is_cuda()) return "the run is on the CPU";
   if (ops::cuda_kernels() == nullptr) return "this build has no kernels for the GPU";
   if (!run.config.memory.budget.empty()) return "memory.budget plans each operation";
   if (group.size() > 1) return "ranks exchange gradients while backward runs";
-  if (run.config.model.moe.experts > 0) return "experts read the sizes of their shares on the host";
+  for (const auto& [name, layer] : layers) {
+    const std::string reason = layer->graph_obstacle();
+    if (!reason.empty()) return reason;
+  }
   for (const auto& layer : quantization.layers()) {
     const mx::LinearRecipe& recipe = layer->quantized()->recipe();
     for (const mx::Operand operand : mx::kOperands) {
@@ -71,8 +74,11 @@ GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> gr
   plans_.emplace(*model_, config, run_.micro_batch * config.model.context, run_.precision.compute,
                  parallel_, *group_);
   if (folder != nullptr && !quiet && !plans_->choice().empty()) log_info("{}", plans_->choice());
+  if (folder != nullptr && !quiet && run_.device.is_cuda() && !expert_load_->empty())
+    log_info("{}", moe::describe_products(moe::layers_of(*model_)));
   if (resumed()) restore_from(tensors);
-  const std::string no_graph = cuda_graph_obstacle(run_, *group_, *quantization_);
+  const std::string no_graph =
+      cuda_graph_obstacle(run_, *group_, *quantization_, moe::layers_of(*model_));
   user_check(config.run.cuda_graph != "on" || no_graph.empty(),
              "run.cuda_graph = \"on\", but {}; use \"auto\"", no_graph);
   make_executors();

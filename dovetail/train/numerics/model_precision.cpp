@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/moe/layer.h"
 #include "dovetail/mx/linear.h"
 
 namespace dovetail::train {
@@ -21,7 +22,9 @@ Quantization set_precision(models::GPT& model, const PrecisionSection& config,
                            const std::string& name, c10::Device device) {
   model.set_compute_dtype(compute_dtype(name));
   model.to(device);
-  return Quantization(model, config, name);
+  Quantization quantization(model, config, name);
+  for (const auto& [name_of_layer, layer] : moe::layers_of(model)) layer->share_expert_storage();
+  return quantization;
 }
 
 UsedPrecision choose_used_precision(const PrecisionSection& config, const std::string& name,

@@ -19,6 +19,10 @@ RouterBias::RouterBias(const models::GPT& model) {
 
 void RouterBias::end_step(comm::Group& group) {
   if (layers_.empty()) return;
+  if (group.size() == 1) {  // a GPU updates the biases without the host
+    for (const auto& [name, layer] : layers_) layer->router().update_bias(layer->counts());
+    return;
+  }
   auto layer = layers_.begin();
   for (const LayerChoices& load : sum_loads(layers_, group))
     (layer++)->second->router().update_bias(at::tensor(load.count, at::kDouble));

@@ -1,0 +1,233 @@
+#include "dovetail/moe/device_rows.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <limits>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/once_differentiable.h"
+#include "dovetail/moe/choose.h"
+#include "dovetail/moe/choose_gpu.h"
+#include "dovetail/moe/cuda_kernels.h"
+#include "dovetail/moe/remedies.h"
+#include "dovetail/ops/rows_simd.h"
+#include "dovetail/ops/simd_level.h"
+
+namespace dovetail::moe {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr const char* kExpertsOp = "moe_experts";
+
+/// Does as gpu::rank_by_slot for choices on the CPU.
+gpu::Ranks rank_on_cpu(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
+  const at::Tensor slots = slot.view({-1}),
+                   by_slot = at::argsort(slots, /*stable=*/true, /*dim=*/0);
+  gpu::Ranks out = {.rank = at::full_like(slots, kDropped),
+                    .count = at::zeros({experts}, slots.options().dtype(at::kLong))};
+  const auto* order = by_slot.const_data_ptr<int64_t>();
+  const auto* of_choice = expert.const_data_ptr<int32_t>();
+  for (int64_t i = 0; i < slots.numel(); ++i) {
+    const int64_t choice = order[i];
+    if (slots.const_data_ptr<int32_t>()[choice] < 0) continue;
+    out.rank.mutable_data_ptr<int32_t>()[choice] =
+        static_cast<int32_t>(out.count.mutable_data_ptr<int64_t>()[of_choice[choice]]++);
+  }
+  return out;
+}
+
+/// Writes choice and token of each taken place. Returns the place of each choice, (T, k); -1: none.
+at::Tensor place_choices(const at::Tensor& expert, const at::Tensor& rank, const at::Tensor& begin,
+                         const DeviceRows& to) {
+  at::Tensor place = at::empty(expert.sizes(), expert.options());
+  if (expert.is_meta() || expert.numel() == 0) return place;
+  const RowsProblem problem = {.choices = expert.numel(),
+                               .k = expert.size(1),
+                               .expert = expert.const_data_ptr<int32_t>(),
+                               .rank = rank.const_data_ptr<int32_t>(),
+                               .begin = begin.const_data_ptr<int64_t>(),
+                               .choice = to.choice.mutable_data_ptr<int64_t>(),
+                               .token = to.token.mutable_data_ptr<int32_t>(),
+                               .row = place.mutable_data_ptr<int32_t>()};
+  if (expert.is_cuda()) {
+    cuda_kernels_for(kExpertsOp).sort_rows(problem);
+    return place;
+  }
+  for (int64_t i = 0; i < problem.choices; ++i) {
+    problem.row[i] = kDropped;
+    if (problem.rank[i] < 0) continue;
+    const int64_t p = problem.begin[problem.expert[i]] + problem.rank[i];
+    problem.row[i] = static_cast<int32_t>(p);
+    problem.choice[p] = i;
+    problem.token[p] = static_cast<int32_t>(i / problem.k);
+  }
+  return place;
+}
+
+/// Optional operands and results of `gather`.
+struct GatherOptions {
+  at::Tensor weight = {};  ///< (P) float32: factor of each place
+  at::Tensor other = {};   ///< (P, C): factor of `dots`
+  at::Tensor dots = {};    ///< (P) float32: becomes <x[token[p]], other[p]>
+};
+
+/// Returns (P, C): weight[p] * x[token[p]]. x (T, C) is contiguous.
+at::Tensor gather(const at::Tensor& x, const DeviceRows& to, const GatherOptions& options) {
+  at::Tensor y = at::empty({to.places(), x.size(1)}, x.options());
+  if (x.is_meta() || y.numel() == 0) return y;
+  if (x.size(0) == 0) return y.zero_();  // all places are spare
+  const auto& [weight, other, dots] = options;
+  const ops::GatherRowsProblem problem = {
+      .storage = ops::storage_of(x),
+      .rows = to.places(),
+      .width = x.size(1),
+      .x = x.const_data_ptr(),
+      .row = to.token.const_data_ptr<int32_t>(),
+      .weight = weight.const_data_ptr<float>(),
+      .y = y.mutable_data_ptr(),
+      .other = other.defined() ? other.const_data_ptr() : nullptr,
+      .dots = dots.defined() ? dots.mutable_data_ptr<float>() : nullptr};
+  x.is_cuda() ? cuda_kernels_for(kExpertsOp).gather_rows({.rows = problem, .place = nullptr})
+              : ops::gather_rows(problem);
+  return y;
+}
+
+/// Returns (T, C) float32: for each token the sum of weight[p] * rows[p] over its places. weight:
+/// (P) float32; undefined: 1.
+at::Tensor sum_by_token(const at::Tensor& rows, const at::Tensor& weight, const DeviceRows& to) {
+  const int64_t tokens = to.places_of_token.size(0), k = to.places_of_token.size(1),
+                width = rows.size(1);
+  at::Tensor y = at::empty({tokens, width}, rows.options().dtype(at::kFloat));
+  if (rows.is_meta() || y.numel() == 0) return y;
+  if (rows.is_cuda()) {
+    cuda_kernels_for(kExpertsOp)
+        .sum_rows({.storage = ops::storage_of(rows),
+                   .tokens = tokens,
+                   .width = width,
+                   .k = k,
+                   .x = rows.const_data_ptr(),
+                   .row = to.places_of_token.const_data_ptr<int32_t>(),
+                   .place = nullptr,
+                   .weight = ops::data_or_null(weight),
+                   .y = y.mutable_data_ptr<float>()});
+    return y;
+  }
+  const at::Tensor place = to.places_of_token.view({-1}), from = place.clamp_min(0);
+  at::Tensor parts = rows.index_select(0, from).to(at::kFloat);
+  if (weight.defined()) parts = parts * weight.index_select(0, from).unsqueeze(1);
+  return at::where(place.ge(0).unsqueeze(1), parts, at::zeros({}, parts.options()))
+      .view({tokens, k, width})
+      .sum(1);
+}
+
+variable_list with_rows(variable_list tensors, const DeviceRows& to) {
+  tensors.insert(tensors.end(), {to.choice, to.token, to.places_of_token, to.ends});
+  return tensors;
+}
+
+/// Returns the rows that `with_rows` put at the end of `saved`.
+DeviceRows rows_of(const variable_list& saved) {
+  const size_t end = saved.size();
+  return {saved[end - 4], saved[end - 3], saved[end - 2], saved[end - 1]};
+}
+
+class TakePlacesFunction : public torch::autograd::Function<TakePlacesFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const DeviceRows& to) {
+    context->save_for_backward(with_rows({}, to));
+    const int64_t choices = to.places_of_token.numel();
+    return gather(x, to, {.weight = to.choice.ne(choices).to(at::kFloat)});
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const DeviceRows to = rows_of(context->get_saved_variables());
+    variable_list out = differentiate_once({kExpertsOp, kInFloat64}, gradients, [&] {
+      const at::Tensor drows = gradients[0].contiguous();
+      return variable_list{sum_by_token(drows, {}, to).to(drows.scalar_type())};
+    });
+    out.emplace_back();  // for `to`
+    return out;
+  }
+};
+
+class CombinePlacesFunction : public torch::autograd::Function<CombinePlacesFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& rows,
+                            const at::Tensor& weight, const DeviceRows& to) {
+    // Spare places have choice T k, whose weight is 0.
+    const at::Tensor of_place =
+        at::cat({weight.reshape(-1), at::zeros({1}, weight.options())}).index_select(0, to.choice);
+    context->save_for_backward(with_rows({rows, of_place, weight}, to));
+    return sum_by_token(rows, of_place, to);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &rows = saved[0], &of_place = saved[1], &weight = saved[2];
+    const DeviceRows to = rows_of(saved);
+    variable_list out =
+        differentiate_once({kExpertsOp, kInFloat64}, {gradients[0], rows, weight}, [&] {
+          const at::Tensor dy = gradients[0].to(rows.scalar_type()).contiguous(),
+                           dots = at::zeros(of_place.sizes(), of_place.options());
+          const at::Tensor drows =
+              gather(dy, to, {.weight = of_place, .other = rows, .dots = dots});
+          const at::Tensor dweight =
+              at::zeros({weight.numel() + 1}, weight.options()).index_copy_(0, to.choice, dots);
+          return variable_list{drows, dweight.narrow(0, 0, weight.numel()).view(weight.sizes())};
+        });
+    out.emplace_back();  // for `to`
+    return out;
+  }
+};
+
+}  // namespace
+
+DeviceRows device_rows(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
+                       int64_t capacity) {
+  const int64_t choices = expert.numel(),
+                places = capacity > 0 ? experts * capacity : choices + experts;
+  user_check(places <= std::numeric_limits<int32_t>::max(),
+             "experts: {} rows are more than an int32 can number; use smaller micro-batches",
+             places);
+  const auto longs = expert.options().dtype(at::kLong);
+  const gpu::Ranks ranks = expert.is_cpu() ? rank_on_cpu(expert, slot, experts)
+                                           : gpu::rank_by_slot(expert, slot, experts);
+  const at::Tensor number = at::arange(experts, longs);
+  at::Tensor begin, ends, rank = ranks.rank;
+  if (capacity > 0) {
+    begin = number * capacity;
+    ends = begin + capacity;
+    rank = rank.masked_fill(rank >= capacity, kDropped);
+  } else {
+    ends = ranks.count.cumsum(0) + number + 1;
+    begin = ends - ranks.count - 1;
+  }
+  DeviceRows to = {.choice = at::full({places}, choices, longs),
+                   .token = at::zeros({places}, expert.options()),
+                   .places_of_token = {},
+                   .ends = ends.to(at::kInt)};
+  to.places_of_token = std::get<0>(at::sort(place_choices(expert, rank, begin, to), 1));
+  return to;
+}
+
+at::Tensor take_rows(const at::Tensor& x, const DeviceRows& to) {
+  user_check(
+      x.dim() == 2 && x.size(0) == to.places_of_token.size(0) && x.device() == to.token.device(),
+      "experts: x must be ({}, C) on {}, but is {}", to.places_of_token.size(0),
+      to.token.device().str(), ops::describe(x));
+  return TakePlacesFunction::apply(x.contiguous(), to);
+}
+
+at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weight, const DeviceRows& to) {
+  user_check(rows.dim() == 2 && rows.size(0) == to.places() &&
+                 weight.sizes() == to.places_of_token.sizes() &&
+                 weight.scalar_type() == at::kFloat && rows.device() == weight.device(),
+             "experts: rows must be ({}, C) and weight float32, {}: rows is {}, weight is {}",
+             to.places(), ops::describe(to.places_of_token), ops::describe(rows),
+             ops::describe(weight));
+  return CombinePlacesFunction::apply(rows.contiguous(), weight, to);
+}
+
+}  // namespace dovetail::moe
