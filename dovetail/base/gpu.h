@@ -28,8 +28,8 @@ void use_gpu(int index);
 /// default stream.
 void use_own_stream();
 
-/// Returns x on `device`. A copy from the CPU to a GPU goes through pinned memory. A copy from other
-/// memory would wait for all earlier work.
+/// Returns x on `device`. A copy from the CPU to a GPU goes through pinned memory. A copy from
+/// other memory would wait for all earlier work.
 at::Tensor copied_to(const at::Tensor& x, at::Device device);
 
 /// Memory of one GPU. The driver reports `free_bytes` and `total_bytes`. `allocated_bytes` counts

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "dovetail/moe/choose.h"
 #include "dovetail/moe/cuda_kernels.h"
 
 namespace dovetail::moe::gpu {

@@ -1,6 +1,7 @@
 #include "dovetail/moe/routing.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
 #include <cmath>
@@ -81,6 +82,15 @@ at::Tensor select(const at::Tensor& x, const at::Tensor& scores, const RoutingIn
   }
   DOVETAIL_CHECK(false, "no selection has the number {}", static_cast<int>(spec.selection));
   return {};
+}
+
+/// Returns true if this program has shapes of routing's operators on the meta device. ATen has them
+/// in Python alone; tests/train/meta_step_test.cpp registers them to count reads of the host.
+bool runs_on_meta() {
+  static const bool has_shapes = c10::Dispatcher::singleton()
+                                     .findSchemaOrThrow("aten::where", "self")
+                                     .hasKernelForDispatchKey(c10::DispatchKey::Meta);
+  return has_shapes;
 }
 
 Routing shapes_alone(const at::Tensor& x, int64_t k) {
@@ -252,7 +262,7 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingIn
   const at::Tensor x = computed(logits);
   const bool on_cpu_alone =
       spec.selection == Selection::kSinkhorn || spec.selection == Selection::kBase;
-  if (x.is_meta() && on_cpu_alone) return shapes_alone(x, spec.k);
+  if (x.is_meta() && (on_cpu_alone || !runs_on_meta())) return shapes_alone(x, spec.k);
   const TraceSpan span("dovetail::moe_route");
 
   const at::Tensor scores = scores_of(x, spec);

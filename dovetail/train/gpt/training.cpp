@@ -34,7 +34,7 @@ std::string cuda_graph_obstacle(const ResolvedRun& run, const comm::Group& group
   if (!run.config.memory.budget.empty()) return "memory.budget plans each operation";
   if (group.size() > 1) return "ranks exchange gradients while backward runs";
   for (const auto& [name, layer] : layers) {
-    const std::string reason = layer->graph_obstacle();
+    std::string reason = layer->graph_obstacle();
     if (!reason.empty()) return reason;
   }
   for (const auto& layer : quantization.layers()) {
