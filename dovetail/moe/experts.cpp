@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -67,11 +68,11 @@ struct Piece {
   int64_t first, end, row, rows;
 };
 
-/// Divides the experts of each run into pieces. A piece ends once it has enough rows for all
-/// threads. Between the products of a piece its hidden rows stay in the cache, and their memory
-/// serves the next piece. One expert of 512 rows and width 1024 has 2 MB of them in float32.
-std::vector<Piece> pieces_of(const DispatchedRows& to, const std::vector<Run>& runs) {
-  const int64_t enough = expert_rows_at_once(at::get_num_threads());
+/// Divides the experts of each run into pieces. A piece ends once it has `enough` rows. Between the
+/// products of a piece its hidden rows stay in the cache, and their memory serves the next piece.
+/// One expert of 512 rows and width 1024 has 2 MB of them in float32.
+std::vector<Piece> pieces_of(const DispatchedRows& to, const std::vector<Run>& runs,
+                             int64_t enough) {
   std::vector<Piece> pieces;
   for (size_t i = 0; i < runs.size(); ++i) {
     for (int64_t e = runs[i].first; e < runs[i].end; ++e) {
@@ -82,6 +83,14 @@ std::vector<Piece> pieces_of(const DispatchedRows& to, const std::vector<Run>& r
     }
   }
   return pieces;
+}
+
+/// Returns the rows that end a piece. A recorded step must allocate the same memory each time. So
+/// its pieces, which depend on the loads, are whole runs.
+int64_t enough_rows(const DispatchNumbers& numbers) {
+  const bool recorded = numbers.offsets.empty();
+  return recorded ? std::numeric_limits<int64_t>::max()
+                  : expert_rows_at_once(at::get_num_threads());
 }
 
 /// Rows of expert e in a tensor that has the rows of a piece.
@@ -147,7 +156,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
                             const size_t count = inputs.reads.size() - kDispatchTensors;
                             return run(at::TensorList(inputs.reads).slice(0, count),
                                        dispatch_at(inputs.reads, count, numbers).resolve(),
-                                       activation, bias);
+                                       enough_rows(numbers), activation, bias);
                           });
     variable_list saved = tensors.vec();
     saved.insert(saved.end(), made.begin() + 1, made.end());
@@ -173,7 +182,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
                 given.reads,
                 dispatch_at(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers)
                     .resolve(),
-                at, activation, wants_x);
+                enough_rows(numbers), at, activation, wants_x);
           });
     });
     out.resize(at.count() + 3);  // undefined gradients of `to`, `activation` and `bias`
@@ -182,7 +191,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
 
  private:
   /// Returns y, the weight of each row, and for each run the output h of `up`.
-  static variable_list run(at::TensorList tensors, const DispatchedRows& kept,
+  static variable_list run(at::TensorList tensors, const DispatchedRows& kept, int64_t enough,
                            const std::string& activation_name, bool bias) {
     const TraceSpan span("dovetail::experts");
     const Places at{.experts = kept.experts(), .bias = bias};
@@ -198,7 +207,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
           {to.first(run.end) - to.first(run.first), mx::up_width(activation_name, run.width)},
           x.options()));
     at::Tensor y = at::zeros(x.sizes(), weight.options());
-    for (const Piece& piece : pieces_of(to, runs)) {
+    for (const Piece& piece : pieces_of(to, runs, enough)) {
       const at::Tensor h_rows = of_piece(to, runs, piece, h[piece.run]);
       std::vector<ops::GemmCall> calls;
       for (int64_t e = piece.first; e < piece.end; ++e)
@@ -230,8 +239,8 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
 
   /// Returns the gradients of forward's tensors. saved: tensors that `forward` saved, then dy.
   static variable_list differentiate(const variable_list& saved, const DispatchedRows& kept,
-                                     const Places& at, const std::string& activation_name,
-                                     bool wants_x) {
+                                     int64_t enough, const Places& at,
+                                     const std::string& activation_name, bool wants_x) {
     const TraceSpan span("dovetail::experts_backward");
     const auto activation = mx::activation_operation(activation_name);
     const at::Tensor &x = saved[Places::kX], &weight = saved[Places::kWeight],
@@ -247,7 +256,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     const auto gradient = [&](size_t place) {
       return out[place] = at::empty(saved[place].sizes(), x.options());
     };
-    for (const Piece& piece : pieces_of(to, runs)) {
+    for (const Piece& piece : pieces_of(to, runs, enough)) {
       const at::Tensor h_rows = of_piece(to, runs, piece, h[piece.run]),
                        dweight_rows = row_dweight.narrow(0, piece.row, piece.rows);
       std::vector<ops::GemmCall> calls;
