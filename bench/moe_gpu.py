@@ -21,14 +21,13 @@ import argparse
 import json
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
-import time
 
 import torch
 import torch.nn.functional as F
 from dovetail import moe
+from ops_gpu import graphed, times_ms
 from torch import Tensor, nn
 
 SHAPES = {
@@ -106,38 +105,6 @@ def largest_error(ours: Tensor, theirs: Tensor) -> float:
     return float(((ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp_min(1e-20)).max())
 
 
-def graphed(work):
-    """Replay of `work` as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
-
-
-def times_ms(works: dict, seconds: float) -> dict[str, float]:
-    """Median of one call of each of `works`, which take turns."""
-    for _ in range(3):
-        for work in works.values():
-            work()
-    torch.cuda.synchronize()
-    events, stop = {name: [] for name in works}, time.monotonic() + seconds
-    while len(events["dense"]) < 5 or time.monotonic() < stop:
-        for name, work in works.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            work()
-            end.record()
-            events[name].append((begin, end))
-        torch.cuda.synchronize()
-    return {name: statistics.median(b.elapsed_time(e) for b, e in pairs) for name, pairs in events.items()}
-
-
 def work(options) -> int:
     """The process of one way: a line of JSON for each shape."""
     way = options.way
@@ -153,7 +120,8 @@ def work(options) -> int:
         }
         if way == "device":
             works["graph"] = graphed(works[way])
-        print(json.dumps({"shape": name, "error": error, "ms": times_ms(works, options.seconds)}), flush=True)
+        ms = dict(zip(works, times_ms(list(works.values()), options.seconds), strict=True))
+        print(json.dumps({"shape": name, "error": error, "ms": ms}), flush=True)
     return 0
 
 
