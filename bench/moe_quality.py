@@ -19,11 +19,10 @@ hold, or if a regime has no pair.
 import argparse
 import math
 import pathlib
-import re
 import statistics
 import sys
 
-from runs import ROOT
+from runs import ROOT, dense_config
 from units import Results, Unit, run_units
 
 CONFIG = ROOT / "configs/moe_study.toml"
@@ -45,20 +44,10 @@ def ffn_settings(settings: list[str], arm: str) -> list[str]:
     return [f"model.ffn_width={4 * width}", *([f"model.moe.ffn_width={2 * width}"] if arm == "moe" else [])]
 
 
-def config_of(out: pathlib.Path, arm: str) -> pathlib.Path:
-    if arm == "moe":
-        return CONFIG
-    text, removed = re.subn(r"^\[model\.moe\]\n(?:.+\n)*", "", CONFIG.read_text(), flags=re.MULTILINE)
-    assert removed == 1
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "dense.toml"
-    path.write_text(text)
-    return path
-
-
 def unit_of(out: pathlib.Path, regime: str, arm: str, seed: int) -> Unit:
     settings = [f"run.seed={seed}", "precision.recipe=fp32", *REGIMES[regime], *ffn_settings(REGIMES[regime], arm)]
-    return Unit(config_of(out, arm), arm, seed, tuple(settings))
+    config = CONFIG if arm == "moe" else dense_config(CONFIG, out)
+    return Unit(config, arm, seed, tuple(settings))
 
 
 def tokens_to(loss: float, validation: list[list[float]]) -> float | None:

@@ -13,30 +13,19 @@ import concurrent.futures
 import json
 import math
 import pathlib
-import re
 import sys
 
-from runs import ROOT, final_loss, read_machine, train_once, write_file_list
+from runs import ROOT, dense_config, final_loss, read_machine, train_once, write_file_list
 
 CONFIG = ROOT / "configs/moe_tiny.toml"
 ARMS = ["dense", "moe"]
 
 
-def config_of(options, arm: str) -> pathlib.Path:
-    if arm == "moe":
-        return CONFIG
-    text, removed = re.subn(r"^\[model\.moe\]\n(?:.+\n)*", "", CONFIG.read_text(), flags=re.MULTILINE)
-    assert removed == 1
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "dense.toml"
-    path.write_text(text)
-    return path
-
-
 def train(options, arm: str, seed: int) -> dict:
     """The run's final validation loss and its sizes."""
     folder = options.out / f"{arm}-{seed}"
-    train_once(config_of(options, arm), folder, [f"run.seed={seed}", *options.set], options.jobs)
+    config = CONFIG if arm == "moe" else options.out / "dense.toml"
+    train_once(config, folder, [f"run.seed={seed}", *options.set], options.jobs)
     return {"loss": final_loss(folder), "machine": read_machine(folder)}
 
 
@@ -50,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out = options.out.resolve()
     write_file_list()
-    config_of(options, "dense")
+    dense_config(CONFIG, options.out)
 
     plan = [(arm, seed) for seed in range(1, options.seeds + 1) for arm in ARMS]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

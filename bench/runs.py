@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -15,6 +16,16 @@ def write_file_list() -> None:
     files = ROOT / "data/quickstart/files.txt"
     files.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, ROOT / "tools/quickstart_text.py", "--out", files], check=True)
+
+
+def dense_config(config: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
+    """Writes `config` without its [model.moe] to `out`/dense.toml."""
+    text, removed = re.subn(r"^\[model\.moe\]\n(?:.+\n)*", "", config.read_text(), flags=re.MULTILINE)
+    assert removed == 1
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "dense.toml"
+    path.write_text(text)
+    return path
 
 
 def finished(folder: pathlib.Path) -> bool:

@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kPayloadNames = {"unchanged", "fp32", "bf16", "mxfp8",
                                                            "fp8"};
-constexpr int64_t kFloat8Block = 128;
 
 at::ScalarType wire_dtype(Payload payload, at::ScalarType dtype) {
   return payload == Payload::kFloat32    ? at::kFloat
@@ -25,8 +24,9 @@ at::ScalarType wire_dtype(Payload payload, at::ScalarType dtype) {
 /// Returns the bytes of a row's scales.
 int64_t scale_bytes(Payload payload, int64_t width) {
   const auto blocks = [&](int64_t block) { return (width + block - 1) / block; };
-  return payload == Payload::kMXFP8 ? blocks(mx::kBlock)
-                                    : blocks(kFloat8Block) * static_cast<int64_t>(sizeof(float));
+  return payload == Payload::kMXFP8
+             ? blocks(mx::kBlock)
+             : blocks(mx::kFloat8Block) * static_cast<int64_t>(sizeof(float));
 }
 
 at::Tensor encode_codes(const at::Tensor& x, Payload payload) {

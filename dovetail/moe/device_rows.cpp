@@ -11,6 +11,7 @@
 #include "dovetail/moe/choose_gpu.h"
 #include "dovetail/moe/cuda_kernels.h"
 #include "dovetail/moe/remedies.h"
+#include "dovetail/moe/row_weights.h"
 #include "dovetail/ops/rows_simd.h"
 #include "dovetail/ops/simd_level.h"
 
@@ -157,9 +158,7 @@ class CombinePlacesFunction : public torch::autograd::Function<CombinePlacesFunc
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& rows,
                             const at::Tensor& weight, const DeviceRows& to) {
-    // Spare places have choice T k, whose weight is 0.
-    const at::Tensor of_place =
-        at::cat({weight.reshape(-1), at::zeros({1}, weight.options())}).index_select(0, to.choice);
+    const at::Tensor of_place = weights_of_rows(weight, to.choice);
     context->save_for_backward(with_rows({rows, of_place, weight}, to));
     return sum_by_token(rows, of_place, to);
   }
@@ -173,9 +172,7 @@ class CombinePlacesFunction : public torch::autograd::Function<CombinePlacesFunc
                            dots = at::zeros(of_place.sizes(), of_place.options());
           const at::Tensor drows =
               gather(dy, to, {.weight = of_place, .other = rows, .dots = dots});
-          const at::Tensor dweight =
-              at::zeros({weight.numel() + 1}, weight.options()).index_copy_(0, to.choice, dots);
-          return variable_list{drows, dweight.narrow(0, 0, weight.numel()).view(weight.sizes())};
+          return variable_list{drows, weights_gradient(dots, to.choice, weight)};
         });
     out.emplace_back();  // for `to`
     return out;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -18,8 +19,10 @@
 #include "dovetail/base/operation.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/moe/dispatch_operands.h"
+#include "dovetail/moe/expert_pieces.h"
 #include "dovetail/moe/grouped_linear.h"
 #include "dovetail/moe/remedies.h"
+#include "dovetail/moe/row_weights.h"
 #include "dovetail/mx/feed_forward.h"
 #include "dovetail/ops/functions.h"
 #include "dovetail/ops/gemm.h"
@@ -45,64 +48,14 @@ void weigh(const at::Tensor& weight, at::Tensor& y, at::Tensor& dy, const at::Te
                    .dweight = dweight.mutable_data_ptr<float>()});
 }
 
-/// Neighbouring experts [first, end) of equal width. Their rows form one matrix.
-struct Run {
-  int64_t first, end, width;
-};
-
-std::vector<Run> runs_of_width(at::TensorList down) {
-  std::vector<Run> runs;
-  for (int64_t e = 0; e < static_cast<int64_t>(down.size()); ++e) {
-    const int64_t width = down[static_cast<size_t>(e)].size(1);
-    if (runs.empty() || runs.back().width != width)
-      runs.push_back({.first = e, .end = e, .width = width});
-    runs.back().end = e + 1;
-  }
-  return runs;
-}
-
-/// Experts [first, end) of run `run` that are computed together, with rows [row, row + rows) of the
-/// dispatch.
-struct Piece {
-  size_t run;
-  int64_t first, end, row, rows;
-};
-
-/// Divides the experts of each run into pieces. A piece ends once it has `enough` rows. Between the
-/// products of a piece its hidden rows stay in the cache, and their memory serves the next piece.
-/// One expert of 512 rows and width 1024 has 2 MB of them in float32.
-std::vector<Piece> pieces_of(const DispatchedRows& to, const std::vector<Run>& runs,
-                             int64_t enough) {
-  std::vector<Piece> pieces;
-  for (size_t i = 0; i < runs.size(); ++i) {
-    for (int64_t e = runs[i].first; e < runs[i].end; ++e) {
-      if (pieces.empty() || pieces.back().run != i || pieces.back().rows >= enough)
-        pieces.push_back({.run = i, .first = e, .end = e, .row = to.first(e), .rows = 0});
-      pieces.back().end = e + 1;
-      pieces.back().rows += to.count(e);
-    }
-  }
-  return pieces;
-}
-
-/// Returns the rows that end a piece. A recorded step must allocate the same memory each time. So
-/// its pieces, which depend on the loads, are whole runs.
+/// Returns the rows that end a piece. Between the products of a piece its hidden rows stay in the
+/// cache, and their memory serves the next piece. One expert of 512 rows and width 1024 has 2 MB of
+/// them in float32. A recorded step must allocate the same memory each time. So its pieces, which
+/// depend on the loads, are whole runs.
 int64_t enough_rows(const DispatchNumbers& numbers) {
   const bool recorded = numbers.offsets.empty();
   return recorded ? std::numeric_limits<int64_t>::max()
                   : expert_rows_at_once(at::get_num_threads());
-}
-
-/// Rows of expert e in a tensor that has the rows of a piece.
-at::Tensor of_expert(const DispatchedRows& to, const Piece& piece, const at::Tensor& rows,
-                     int64_t e) {
-  return rows.narrow(0, to.first(e) - piece.row, to.count(e));
-}
-
-/// Rows of a piece in a matrix that has the rows of its run.
-at::Tensor of_piece(const DispatchedRows& to, const std::vector<Run>& runs, const Piece& piece,
-                    const at::Tensor& matrix) {
-  return matrix.narrow(0, piece.row - to.first(runs[piece.run].first), piece.rows);
 }
 
 /// Rounds `count` up to one of sixteen sizes between a power of two and the next.
@@ -147,6 +100,124 @@ struct Places {
   }
 };
 
+/// Computes the gradients of all tensors that ExpertsFunction has read, piece by piece.
+class Differentiation {
+ public:
+  /// saved: tensors that the function saved, then dy. kept: the dispatch without padding.
+  Differentiation(const variable_list& saved, const DispatchedRows& kept, const Places& at,
+                  const std::string& activation, bool wants_x)
+      : saved_(saved),
+        kept_(kept),
+        at_(at),
+        activation_(mx::activation_operation(activation)),
+        x_(saved[Places::kX]),
+        weight_(saved[Places::kWeight]),
+        row_weight_(saved[at.count()]),
+        to_(with_usual_sizes(kept, x_, weight_)),
+        dy_(saved.back().to(x_.scalar_type()).contiguous()),
+        runs_(runs_of_width(at.downs(saved))),
+        row_dweight_(at::empty_like(row_weight_)),
+        factor_(row_weight_.to(x_.scalar_type())),
+        dx_(wants_x ? at::zeros(x_.sizes(), weight_.options()) : at::Tensor()),
+        out_(at.count()) {}
+
+  /// Returns the gradients in the order of the function's tensors. A piece ends at `enough` rows.
+  variable_list run(int64_t enough) {
+    const TraceSpan span("dovetail::experts_backward");
+    for (const Piece& piece : pieces_of(to_, runs_, enough)) {
+      const at::Tensor h = of_piece(to_, runs_, piece, saved_[at_.count() + 1 + piece.run]),
+                       dweight = row_dweight_.narrow(0, piece.row, piece.rows);
+      at::Tensor da = hidden_gradient(piece), a = activation_->apply(h);
+      weigh(row_weight_.narrow(0, piece.row, piece.rows), a, da, dweight);
+      if (at_.bias) dweight.add_(bias_dots(piece));
+      // `a` is freed before dh and up's gradients are allocated.
+      differentiate_down(piece, std::exchange(a, {}));
+      const at::Tensor dh = mx::activation_gradient(*activation_, h, da);
+      da.reset();
+      differentiate_up(piece, dh);
+    }
+    if (dx_.defined()) out_[Places::kX] = dx_.to(x_.scalar_type());
+    out_[Places::kWeight] = weights_gradient(row_dweight_, to_.choice, weight_);
+    return std::move(out_);
+  }
+
+ private:
+  at::Tensor tokens_of(int64_t e) const { return to_.of_expert(to_.token, e); }
+  at::Tensor& gradient(size_t place) {
+    return out_[place] = at::empty(saved_[place].sizes(), x_.options());
+  }
+  void run_calls() { ops::gemm_group(std::exchange(calls_, {})); }
+
+  /// Returns the gradient of the activation's result, without the weights of the rows.
+  at::Tensor hidden_gradient(const Piece& piece) {
+    at::Tensor da = at::empty({piece.rows, runs_[piece.run].width}, x_.options());
+    for (int64_t e = piece.first; e < piece.end; ++e)
+      calls_.push_back(
+          {of_expert(to_, piece, da, e), dy_, saved_[at_.down(e)], {.a_rows = tokens_of(e)}});
+    run_calls();
+    return da;
+  }
+
+  /// Returns <dy, down_bias> of each row: the part of the bias in the gradient of the row's weight.
+  at::Tensor bias_dots(const Piece& piece) {
+    const at::Tensor dots = at::empty({piece.rows, 1}, x_.options());
+    for (int64_t e = piece.first; e < piece.end; ++e)
+      calls_.push_back({of_expert(to_, piece, dots, e),
+                        dy_,
+                        saved_[at_.down_bias(e)].unsqueeze(1),
+                        {.a_rows = tokens_of(e)}});
+    run_calls();
+    return dots.squeeze(1);
+  }
+
+  void differentiate_down(const Piece& piece, const at::Tensor& a) {
+    for (int64_t e = piece.first; e < piece.end; ++e) {
+      calls_.push_back({gradient(at_.down(e)),
+                        dy_,
+                        of_expert(to_, piece, a, e),
+                        {.transpose_a = true, .a_rows = tokens_of(e)}});
+      if (at_.bias)
+        calls_.push_back({gradient(at_.down_bias(e)).unsqueeze(0),
+                          to_.of_expert(factor_, e).unsqueeze(0),
+                          dy_,
+                          {.b_rows = tokens_of(e)}});
+    }
+    run_calls();
+  }
+
+  void differentiate_up(const Piece& piece, const at::Tensor& dh) {
+    for (int64_t e = piece.first; e < piece.end; ++e) {
+      const at::Tensor dh_rows = of_expert(to_, piece, dh, e);
+      if (dx_.defined())
+        calls_.push_back(
+            {dx_,
+             dh_rows,
+             saved_[at_.up(e)],
+             {.accumulate = true, .c_rows = tokens_of(e).narrow(0, 0, kept_.count(e))}});
+      const at::Tensor up_sums = at_.bias ? gradient(at_.up_bias(e)) : at::Tensor();
+      calls_.push_back({gradient(at_.up(e)),
+                        dh_rows,
+                        x_,
+                        {.transpose_a = true, .row_sums = up_sums, .b_rows = tokens_of(e)}});
+    }
+    run_calls();
+  }
+
+  const variable_list& saved_;
+  const DispatchedRows& kept_;
+  const Places at_;
+  std::shared_ptr<const ops::RowOperation> activation_;
+  const at::Tensor &x_, &weight_, &row_weight_;
+  const DispatchedRows to_;  ///< with padding rows
+  const at::Tensor dy_;
+  const std::vector<Run> runs_;
+  at::Tensor row_dweight_;  ///< gradient of each row's weight
+  at::Tensor factor_;       ///< weights of the rows in x's dtype
+  at::Tensor dx_;
+  variable_list out_;
+  std::vector<ops::GemmCall> calls_;
+};
+
 class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
  public:
   static at::Tensor forward(AutogradContext* context, at::TensorList tensors, const Dispatch& to,
@@ -173,17 +244,17 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     Operands inputs{.reads = saved};
     inputs.reads.push_back(gradients[0]);
     variable_list out = differentiate_once({"moe_experts", kInFloat64}, inputs.reads, [&] {
-      return operation(
-          "dovetail::experts_gradient", inputs,
-          [numbers = numbers_of(to), at,
-           activation = context->saved_data["activation"].toStringRef(),
-           wants_x = context->needs_input_grad(Places::kX)](const Operands& given) {
-            return differentiate(
-                given.reads,
-                dispatch_at(given.reads, given.reads.size() - 1 - kDispatchTensors, numbers)
-                    .resolve(),
-                enough_rows(numbers), at, activation, wants_x);
-          });
+      return operation("dovetail::experts_gradient", inputs,
+                       [numbers = numbers_of(to), at,
+                        activation = context->saved_data["activation"].toStringRef(),
+                        wants_x = context->needs_input_grad(Places::kX)](const Operands& given) {
+                         const DispatchedRows kept =
+                             dispatch_at(given.reads, given.reads.size() - 1 - kDispatchTensors,
+                                         numbers)
+                                 .resolve();
+                         return Differentiation(given.reads, kept, at, activation, wants_x)
+                             .run(enough_rows(numbers));
+                       });
     });
     out.resize(at.count() + 3);  // undefined gradients of `to`, `activation` and `bias`
     return out;
@@ -198,8 +269,7 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     const auto activation = mx::activation_operation(activation_name);
     const at::Tensor &x = tensors[Places::kX], &weight = tensors[Places::kWeight];
     const DispatchedRows to = with_usual_sizes(kept, x, weight);
-    const at::Tensor row_weight =
-        at::cat({weight.reshape(-1), at::zeros({1}, weight.options())}).index_select(0, to.choice);
+    const at::Tensor row_weight = weights_of_rows(weight, to.choice);
     const auto runs = runs_of_width(at.downs(tensors));
     variable_list h;
     for (const Run& run : runs)
@@ -235,89 +305,6 @@ class ExpertsFunction : public torch::autograd::Function<ExpertsFunction> {
     variable_list made = {y, row_weight};
     made.insert(made.end(), h.begin(), h.end());
     return made;
-  }
-
-  /// Returns the gradients of forward's tensors. saved: tensors that `forward` saved, then dy.
-  static variable_list differentiate(const variable_list& saved, const DispatchedRows& kept,
-                                     int64_t enough, const Places& at,
-                                     const std::string& activation_name, bool wants_x) {
-    const TraceSpan span("dovetail::experts_backward");
-    const auto activation = mx::activation_operation(activation_name);
-    const at::Tensor &x = saved[Places::kX], &weight = saved[Places::kWeight],
-                     &row_weight = saved[at.count()];
-    const DispatchedRows to = with_usual_sizes(kept, x, weight);
-    const at::Tensor dy = saved.back().to(x.scalar_type()).contiguous();
-    const auto runs = runs_of_width(at.downs(saved));
-    const at::TensorList h = at::TensorList(saved).slice(at.count() + 1, runs.size());
-    at::Tensor row_dweight = at::empty(row_weight.sizes(), row_weight.options()), dx;
-    if (wants_x) dx = at::zeros(x.sizes(), weight.options());
-    const at::Tensor factor = row_weight.to(x.scalar_type());
-    variable_list out(at.count());
-    const auto gradient = [&](size_t place) {
-      return out[place] = at::empty(saved[place].sizes(), x.options());
-    };
-    for (const Piece& piece : pieces_of(to, runs, enough)) {
-      const at::Tensor h_rows = of_piece(to, runs, piece, h[piece.run]),
-                       dweight_rows = row_dweight.narrow(0, piece.row, piece.rows);
-      std::vector<ops::GemmCall> calls;
-      const auto run_calls = [&calls] { ops::gemm_group(std::exchange(calls, {})); };
-      at::Tensor da = at::empty({piece.rows, runs[piece.run].width}, x.options());
-      for (int64_t e = piece.first; e < piece.end; ++e)
-        calls.push_back({of_expert(to, piece, da, e),
-                         dy,
-                         saved[at.down(e)],
-                         {.a_rows = to.of_expert(to.token, e)}});
-      run_calls();
-      at::Tensor a = activation->apply(h_rows);
-      weigh(row_weight.narrow(0, piece.row, piece.rows), a, da, dweight_rows);
-      if (at.bias) {  // adds <dy, down_bias> to the gradient of each row's weight
-        const at::Tensor of_bias = at::empty({piece.rows, 1}, x.options());
-        for (int64_t e = piece.first; e < piece.end; ++e)
-          calls.push_back({of_expert(to, piece, of_bias, e),
-                           dy,
-                           saved[at.down_bias(e)].unsqueeze(1),
-                           {.a_rows = to.of_expert(to.token, e)}});
-        run_calls();
-        dweight_rows.add_(of_bias.squeeze(1));
-      }
-
-      // down's gradients come first: `a` is freed before dh and up's gradients are allocated.
-      for (int64_t e = piece.first; e < piece.end; ++e) {
-        const at::Tensor token = to.of_expert(to.token, e);
-        calls.push_back({gradient(at.down(e)),
-                         dy,
-                         of_expert(to, piece, a, e),
-                         {.transpose_a = true, .a_rows = token}});
-        if (at.bias)
-          calls.push_back({gradient(at.down_bias(e)).unsqueeze(0),
-                           to.of_expert(factor, e).unsqueeze(0),
-                           dy,
-                           {.b_rows = token}});
-      }
-      run_calls();
-      a.reset();
-      const at::Tensor dh = mx::activation_gradient(*activation, h_rows, da);
-      da.reset();
-      for (int64_t e = piece.first; e < piece.end; ++e) {
-        const at::Tensor token = to.of_expert(to.token, e), dh_rows = of_expert(to, piece, dh, e);
-        if (wants_x)
-          calls.push_back({dx,
-                           dh_rows,
-                           saved[at.up(e)],
-                           {.accumulate = true, .c_rows = token.narrow(0, 0, kept.count(e))}});
-        const at::Tensor up_sums = at.bias ? gradient(at.up_bias(e)) : at::Tensor();
-        calls.push_back({gradient(at.up(e)),
-                         dh_rows,
-                         x,
-                         {.transpose_a = true, .row_sums = up_sums, .b_rows = token}});
-      }
-      run_calls();
-    }
-    if (dx.defined()) out[Places::kX] = dx.to(x.scalar_type());
-    const at::Tensor dweight =
-        at::zeros({weight.numel() + 1}, weight.options()).index_copy_(0, to.choice, row_dweight);
-    out[Places::kWeight] = dweight.narrow(0, 0, weight.numel()).view(weight.sizes());
-    return out;
   }
 };
 

@@ -61,7 +61,7 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   const auto [routing, loss] = router_->forward(x, pass);
   Output out;
   out.loss = loss;
-  const bool on_device = device_rows_obstacle().empty();
+  const bool on_device = !x.is_cpu() && device_rows_obstacle().empty();
   if (x.is_meta() && !on_device) {  // the meta device has no sizes to read
     out.y = at::empty_like(x);
     return out;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/threads.h"
 #include "dovetail/embedding/pack/lookup_cuda.h"
 #include "dovetail/ops/simd_level.h"
@@ -127,8 +128,7 @@ void check_jagged(const Jagged& batch, at::ArrayRef<int64_t> rows, at::Device de
 }
 
 at::Tensor on(const at::Tensor& x, at::Device device) {
-  if (!x.defined() || x.device() == device) return x;
-  return x.is_cpu() ? x.pin_memory().to(device, /*non_blocking=*/true) : x.to(device);
+  return x.defined() ? copied_to(x, device) : x;
 }
 
 Jagged on(const Jagged& batch, at::Device device) {

@@ -76,11 +76,11 @@ GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> gr
   plans_.emplace(*model_, config, run_.micro_batch * config.model.context, run_.precision.compute,
                  parallel_, *group_);
   if (folder != nullptr && !quiet && !plans_->choice().empty()) log_info("{}", plans_->choice());
-  if (folder != nullptr && !quiet && run_.device.is_cuda() && !expert_load_->empty())
-    log_info("{}", moe::describe_products(moe::layers_of(*model_)));
+  const moe::Layers mixtures = moe::layers_of(*model_);
+  if (folder != nullptr && !quiet && run_.device.is_cuda() && !mixtures.empty())
+    log_info("{}", moe::describe_products(mixtures));
   if (resumed()) restore_from(tensors);
-  const std::string no_graph =
-      cuda_graph_obstacle(run_, *group_, *quantization_, moe::layers_of(*model_));
+  const std::string no_graph = cuda_graph_obstacle(run_, *group_, *quantization_, mixtures);
   user_check(config.run.cuda_graph != "on" || no_graph.empty(),
              "run.cuda_graph = \"on\", but {}; use \"auto\"", no_graph);
   make_executors();

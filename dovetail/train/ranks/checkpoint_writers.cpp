@@ -99,9 +99,8 @@ void check_shared_folder(const fs::path& folder, comm::Group& world) {
                   "part of a checkpoint",
                   blind.size() == 1 ? "" : "s", fmt::join(blind, ", "),
                   blind.size() == 1 ? "does" : "do", folder.string()),
-      "set run.folder to a folder that all ranks share. With checkpoint.writers = \"first\", rank "
-      "0 "
-      "gathers the tensors and writes them");
+      "set run.folder to a folder that all ranks share. With checkpoint.writers = \"first\", "
+      "rank 0 gathers the tensors and writes them");
 }
 
 }  // namespace dovetail::train
