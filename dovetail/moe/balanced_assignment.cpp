@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/operation.h"
 
 namespace dovetail::moe {
@@ -211,14 +212,17 @@ at::Tensor balanced(const at::Tensor& scores) {
 
 at::Tensor sinkhorn(const at::Tensor& scores) {
   return operation("dovetail::moe_sinkhorn", {.reads = {scores}}, [](const Operands& inputs) {
-    return std::vector{scaled_plan(inputs.reads[0])};
+    const at::Tensor& of = inputs.reads[0];
+    return std::vector{copied_to(scaled_plan(of.cpu()), of.device())};
   })[0];
 }
 
 at::Tensor assign_balanced(const at::Tensor& scores) {
-  return operation(
-      "dovetail::moe_assign_balanced", {.reads = {scores}},
-      [](const Operands& inputs) { return std::vector{balanced(inputs.reads[0])}; })[0];
+  return operation("dovetail::moe_assign_balanced", {.reads = {scores}},
+                   [](const Operands& inputs) {
+                     const at::Tensor& of = inputs.reads[0];
+                     return std::vector{copied_to(balanced(of.cpu()), of.device())};
+                   })[0];
 }
 
 at::Tensor assign_in_turn(int64_t tokens, int64_t experts, int64_t k, at::Device device) {

@@ -3,7 +3,8 @@
 #include <ATen/core/Tensor.h>
 
 /// Assignments of experts to tokens that give each expert about the same number of tokens. T tokens
-/// choose among E experts. No function has a gradient. The first two run on the CPU.
+/// choose among E experts. No function has a gradient. The first two compute on the CPU. Scores on
+/// a GPU are copied there, so the host waits for them. The result is on the device of the scores.
 namespace dovetail::moe {
 
 /// Scales the matrix exp(scores - row maximum) until each row sums to 1/T and each column to 1/E

@@ -189,18 +189,20 @@ at::Tensor assign_slots_on_cpu(const at::Tensor& expert, const at::Tensor& weigh
 
 at::Tensor choose_experts(const at::Tensor& scores, const at::Tensor& bias,
                           const RoutingSpec& spec) {
-  if (!scores.is_cpu()) return gpu::choose_experts(scores, bias, spec);
-  return operation(
-      "dovetail::moe_choose_experts", {.reads = {scores, bias}}, [spec](const Operands& inputs) {
-        return std::vector{choose_experts_on_cpu(inputs.reads[0], inputs.reads[1], spec)};
-      })[0];
+  return operation("dovetail::moe_choose_experts", {.reads = {scores, bias}},
+                   [spec](const Operands& inputs) {
+                     const auto [scores, bias] = inputs.read<2>();
+                     return std::vector{scores.is_cpu() ? choose_experts_on_cpu(scores, bias, spec)
+                                                        : gpu::choose_experts(scores, bias, spec)};
+                   })[0];
 }
 
 at::Tensor count_choices(const at::Tensor& expert, int64_t experts) {
-  if (!expert.is_cpu()) return gpu::count_choices(expert, experts);
   return operation("dovetail::moe_count_choices", {.reads = {expert.reshape({-1})}},
                    [experts](const Operands& inputs) {
-                     return std::vector{at::bincount(inputs.reads[0], {}, experts)};
+                     const at::Tensor& of = inputs.reads[0];
+                     return std::vector{of.is_cpu() ? at::bincount(of, {}, experts)
+                                                    : gpu::count_choices(of, experts)};
                    })[0];
 }
 
@@ -212,14 +214,13 @@ at::Tensor visiting_order(const at::Tensor& scores, const RoutingSpec& spec) {
 at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& order,
                         const at::Tensor& drawn_out, int64_t experts, int64_t capacity,
                         const RoutingSpec& spec) {
-  if (!expert.is_cpu())
-    return gpu::assign_slots(expert, weight, order, drawn_out, experts, capacity, spec);
-  return operation("dovetail::moe_assign_slots", {.reads = {expert, weight, order, drawn_out}},
-                   [=](const Operands& inputs) {
-                     const auto [expert, weight, order, drawn_out] = inputs.read<4>();
-                     return std::vector{assign_slots_on_cpu(expert, weight, order, drawn_out,
-                                                            experts, capacity, spec)};
-                   })[0];
+  return operation(
+      "dovetail::moe_assign_slots", {.reads = {expert, weight, order, drawn_out}},
+      [=](const Operands& inputs) {
+        const auto [expert, weight, order, drawn_out] = inputs.read<4>();
+        const auto assign = expert.is_cpu() ? assign_slots_on_cpu : gpu::assign_slots;
+        return std::vector{assign(expert, weight, order, drawn_out, experts, capacity, spec)};
+      })[0];
 }
 
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity) {

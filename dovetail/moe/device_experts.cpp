@@ -129,14 +129,11 @@ at::Tensor run_choices(const at::Tensor& x, const at::Tensor& weight, const at::
   return feed_forward(x, weight, dispatch(expert, slot, count), experts);
 }
 
-std::string grouped_mm_obstacle(const ExpertWeights& experts, int major) {
+std::string fixed_sizes_obstacle(const ExpertWeights& experts) {
   for (const auto& [kernel, name] :
        {std::pair(ops::Kernel::kExperts, "experts"), {ops::Kernel::kGroupedMm, "grouped_mm"}})
     if (!ops::kernel_enabled(kernel)) return fmt::format("the kernel `{}` is switched off", name);
-  const at::Tensor &up = experts.up[0], &down = experts.down[0];
-  if (up.scalar_type() != at::kBFloat16)
-    return fmt::format("they compute in {}, and `torch._grouped_mm` in BFloat16",
-                       c10::toString(up.scalar_type()));
+  const at::Tensor& down = experts.down[0];
   for (const at::Tensor& other : experts.down)
     if (other.sizes() != down.sizes()) return "their widths differ";
   if (down.size(0) % kMultiple != 0 || down.size(1) % kMultiple != 0)
@@ -145,11 +142,19 @@ std::string grouped_mm_obstacle(const ExpertWeights& experts, int major) {
   if (experts.experts() > kMostExperts)
     return fmt::format("`torch._grouped_mm` takes {} experts, and there are {}", kMostExperts,
                        experts.experts());
+  return "";
+}
+
+std::string grouped_mm_obstacle(const ExpertWeights& experts, int major) {
+  const at::ScalarType dtype = experts.up[0].scalar_type();
+  if (dtype != at::kBFloat16)
+    return fmt::format("they compute in {}, and `torch._grouped_mm` in BFloat16",
+                       c10::toString(dtype));
   if (major != kHopper && major != kBlackwell)
     return fmt::format(
         "`torch._grouped_mm` has kernels for compute capabilities {} and {}, and the GPU has {}",
         kHopper, kBlackwell, major);
-  return "";
+  return fixed_sizes_obstacle(experts);
 }
 
 std::string device_rows_obstacle(const ExpertWeights& experts) {

@@ -42,13 +42,21 @@ at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& weight, const Dev
 at::Tensor run_choices(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& expert,
                        const at::Tensor& slot, const ExpertWeights& experts);
 
-/// Returns the reason why `experts` cannot run so on a GPU of compute capability `major`. Empty if
-/// they can. Reasons:
+/// Returns the reason why the numbers of the experts' rows cannot follow from shapes alone. Empty
+/// if they can. Reasons:
 ///
 /// - the kernel `experts` or `grouped_mm` is disabled (DOVETAIL_DISABLE),
-/// - another dtype than bfloat16,
 /// - experts of different widths, or widths that are not multiples of 8,
-/// - more experts than `torch._grouped_mm` takes,
+/// - more experts than `torch._grouped_mm` takes.
+///
+/// Within `torch._grouped_mm` the host may still read the sizes (grouped_mm_obstacle).
+std::string fixed_sizes_obstacle(const ExpertWeights& experts);
+
+/// Returns the reason why a GPU of compute capability `major` cannot run `experts` without the
+/// host. Empty if it can. Reasons:
+///
+/// - those of fixed_sizes_obstacle,
+/// - another dtype than bfloat16,
 /// - a compute capability other than 9 and 10.
 std::string grouped_mm_obstacle(const ExpertWeights& experts, int major);
 

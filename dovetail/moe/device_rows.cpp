@@ -7,6 +7,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/once_differentiable.h"
+#include "dovetail/base/operation.h"
 #include "dovetail/moe/choose.h"
 #include "dovetail/moe/choose_gpu.h"
 #include "dovetail/moe/cuda_kernels.h"
@@ -69,39 +70,77 @@ at::Tensor place_choices(const at::Tensor& expert, const at::Tensor& rank, const
   return place;
 }
 
-/// Optional operands and results of `gather`.
-struct GatherOptions {
-  at::Tensor weight = {};  ///< (P) float32: factor of each place
-  at::Tensor other = {};   ///< (P, C): factor of `dots`
-  at::Tensor dots = {};    ///< (P) float32: becomes <x[token[p]], other[p]>
-};
-
-/// Returns (P, C): weight[p] * x[token[p]]. x (T, C) is contiguous.
-at::Tensor gather(const at::Tensor& x, const DeviceRows& to, const GatherOptions& options) {
-  at::Tensor y = at::empty({to.places(), x.size(1)}, x.options());
-  if (x.is_meta() || y.numel() == 0) return y;
-  if (x.size(0) == 0) return y.zero_();  // all places are spare
-  const auto& [weight, other, dots] = options;
-  const ops::GatherRowsProblem problem = {
-      .storage = ops::storage_of(x),
-      .rows = to.places(),
-      .width = x.size(1),
-      .x = x.const_data_ptr(),
-      .row = to.token.const_data_ptr<int32_t>(),
-      .weight = weight.const_data_ptr<float>(),
-      .y = y.mutable_data_ptr(),
-      .other = other.defined() ? other.const_data_ptr() : nullptr,
-      .dots = dots.defined() ? dots.mutable_data_ptr<float>() : nullptr};
-  x.is_cuda() ? cuda_kernels_for(kExpertsOp).gather_rows({.rows = problem, .place = nullptr})
-              : ops::gather_rows(problem);
-  return y;
+DeviceRows number_places(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
+                         int64_t capacity, int64_t places, bool whole) {
+  const auto longs = expert.options().dtype(at::kLong);
+  const gpu::Ranks ranks = expert.is_cpu() ? rank_on_cpu(expert, slot, experts)
+                                           : gpu::rank_by_slot(expert, slot, experts);
+  const at::Tensor number = at::arange(experts, longs);
+  at::Tensor begin, ends, rank = ranks.rank;
+  if (capacity > 0) {
+    begin = number * capacity;
+    ends = begin + capacity;
+    rank = rank.masked_fill(rank >= capacity, kDropped);
+  } else {
+    ends = ranks.count.cumsum(0) + number + 1;
+    begin = ends - ranks.count - 1;
+    if (whole) ends.select(0, experts - 1).fill_(places);
+  }
+  DeviceRows to = {.choice = at::full({places}, expert.numel(), longs),
+                   .token = at::zeros({places}, expert.options()),
+                   .places_of_token = {},
+                   .ends = ends.to(at::kInt)};
+  to.places_of_token = std::get<0>(at::sort(place_choices(expert, rank, begin, to), 1));
+  return to;
 }
 
-/// Returns (T, C) float32: for each token the sum of weight[p] * rows[p] over its places. weight:
-/// (P) float32; undefined: 1.
-at::Tensor sum_by_token(const at::Tensor& rows, const at::Tensor& weight, const DeviceRows& to) {
-  const int64_t tokens = to.places_of_token.size(0), k = to.places_of_token.size(1),
-                width = rows.size(1);
+/// Tensors that `gather` makes.
+struct Gathered {
+  at::Tensor rows;  ///< (P, C): weight[p] * x[token[p]]
+  at::Tensor dots;  ///< (P) float32: <x[token[p]], other[p]>; undefined without `other`
+};
+
+Gathered gather_now(const at::Tensor& x, const at::Tensor& token, const at::Tensor& weight,
+                    const at::Tensor& other) {
+  Gathered out{.rows = at::empty({token.size(0), x.size(1)}, x.options()), .dots = {}};
+  if (other.defined()) out.dots = at::zeros(weight.sizes(), weight.options());
+  if (x.is_meta() || out.rows.numel() == 0) return out;
+  if (x.size(0) == 0) {  // all places are spare
+    out.rows.zero_();
+    return out;
+  }
+  const ops::GatherRowsProblem problem = {
+      .storage = ops::storage_of(x),
+      .rows = token.size(0),
+      .width = x.size(1),
+      .x = x.const_data_ptr(),
+      .row = token.const_data_ptr<int32_t>(),
+      .weight = weight.const_data_ptr<float>(),
+      .y = out.rows.mutable_data_ptr(),
+      .other = other.defined() ? other.const_data_ptr() : nullptr,
+      .dots = other.defined() ? out.dots.mutable_data_ptr<float>() : nullptr};
+  x.is_cuda() ? cuda_kernels_for(kExpertsOp).gather_rows({.rows = problem, .place = nullptr})
+              : ops::gather_rows(problem);
+  return out;
+}
+
+/// Gathers the rows of all places. x (T, C) is contiguous; weight: (P) float32; other: (P, C) or
+/// undefined.
+Gathered gather(const at::Tensor& x, const DeviceRows& to, const at::Tensor& weight,
+                const at::Tensor& other = {}) {
+  const auto made = operation("dovetail::moe_gather_places",
+                              {.reads = {x, to.token, weight, other}}, [](const Operands& inputs) {
+                                const auto [x, token, weight, other] = inputs.read<4>();
+                                const Gathered out = gather_now(x, token, weight, other);
+                                return out.dots.defined() ? std::vector{out.rows, out.dots}
+                                                          : std::vector{out.rows};
+                              });
+  return {.rows = made[0], .dots = other.defined() ? made[1] : at::Tensor()};
+}
+
+at::Tensor sum_now(const at::Tensor& rows, const at::Tensor& weight,
+                   const at::Tensor& places_of_token) {
+  const int64_t tokens = places_of_token.size(0), k = places_of_token.size(1), width = rows.size(1);
   at::Tensor y = at::empty({tokens, width}, rows.options().dtype(at::kFloat));
   if (rows.is_meta() || y.numel() == 0) return y;
   if (rows.is_cuda()) {
@@ -111,18 +150,28 @@ at::Tensor sum_by_token(const at::Tensor& rows, const at::Tensor& weight, const 
                    .width = width,
                    .k = k,
                    .x = rows.const_data_ptr(),
-                   .row = to.places_of_token.const_data_ptr<int32_t>(),
+                   .row = places_of_token.const_data_ptr<int32_t>(),
                    .place = nullptr,
                    .weight = ops::data_or_null(weight),
                    .y = y.mutable_data_ptr<float>()});
     return y;
   }
-  const at::Tensor place = to.places_of_token.view({-1}), from = place.clamp_min(0);
+  const at::Tensor place = places_of_token.view({-1}), from = place.clamp_min(0);
   at::Tensor parts = rows.index_select(0, from).to(at::kFloat);
   if (weight.defined()) parts = parts * weight.index_select(0, from).unsqueeze(1);
   return at::where(place.ge(0).unsqueeze(1), parts, at::zeros({}, parts.options()))
       .view({tokens, k, width})
       .sum(1);
+}
+
+/// Returns (T, C) float32: for each token the sum of weight[p] * rows[p] over its places. weight:
+/// (P) float32; undefined: 1.
+at::Tensor sum_by_token(const at::Tensor& rows, const at::Tensor& weight, const DeviceRows& to) {
+  return operation("dovetail::moe_sum_places", {.reads = {rows, weight, to.places_of_token}},
+                   [](const Operands& inputs) {
+                     const auto [rows, weight, places_of_token] = inputs.read<3>();
+                     return std::vector{sum_now(rows, weight, places_of_token)};
+                   })[0];
 }
 
 variable_list with_rows(variable_list tensors, const DeviceRows& to) {
@@ -141,7 +190,7 @@ class TakePlacesFunction : public torch::autograd::Function<TakePlacesFunction> 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const DeviceRows& to) {
     context->save_for_backward(with_rows({}, to));
     const int64_t choices = to.places_of_token.numel();
-    return gather(x, to, {.weight = to.choice.ne(choices).to(at::kFloat)});
+    return gather(x, to, to.choice.ne(choices).to(at::kFloat)).rows;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const DeviceRows to = rows_of(context->get_saved_variables());
@@ -168,11 +217,9 @@ class CombinePlacesFunction : public torch::autograd::Function<CombinePlacesFunc
     const DeviceRows to = rows_of(saved);
     variable_list out =
         differentiate_once({kExpertsOp, kInFloat64}, {gradients[0], rows, weight}, [&] {
-          const at::Tensor dy = gradients[0].to(rows.scalar_type()).contiguous(),
-                           dots = at::zeros(of_place.sizes(), of_place.options());
-          const at::Tensor drows =
-              gather(dy, to, {.weight = of_place, .other = rows, .dots = dots});
-          return variable_list{drows, weights_gradient(dots, to.choice, weight)};
+          const at::Tensor dy = gradients[0].to(rows.scalar_type()).contiguous();
+          const Gathered made = gather(dy, to, of_place, rows);
+          return variable_list{made.rows, weights_gradient(made.dots, to.choice, weight)};
         });
     out.emplace_back();  // for `to`
     return out;
@@ -182,31 +229,18 @@ class CombinePlacesFunction : public torch::autograd::Function<CombinePlacesFunc
 }  // namespace
 
 DeviceRows device_rows(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
-                       int64_t capacity) {
-  const int64_t choices = expert.numel(),
-                places = capacity > 0 ? experts * capacity : choices + experts;
+                       int64_t capacity, bool whole) {
+  const int64_t places = capacity > 0 ? experts * capacity : expert.numel() + experts;
   user_check(places <= std::numeric_limits<int32_t>::max(),
              "experts: {} rows are more than an int32 can number; use smaller micro-batches",
              places);
-  const auto longs = expert.options().dtype(at::kLong);
-  const gpu::Ranks ranks = expert.is_cpu() ? rank_on_cpu(expert, slot, experts)
-                                           : gpu::rank_by_slot(expert, slot, experts);
-  const at::Tensor number = at::arange(experts, longs);
-  at::Tensor begin, ends, rank = ranks.rank;
-  if (capacity > 0) {
-    begin = number * capacity;
-    ends = begin + capacity;
-    rank = rank.masked_fill(rank >= capacity, kDropped);
-  } else {
-    ends = ranks.count.cumsum(0) + number + 1;
-    begin = ends - ranks.count - 1;
-  }
-  DeviceRows to = {.choice = at::full({places}, choices, longs),
-                   .token = at::zeros({places}, expert.options()),
-                   .places_of_token = {},
-                   .ends = ends.to(at::kInt)};
-  to.places_of_token = std::get<0>(at::sort(place_choices(expert, rank, begin, to), 1));
-  return to;
+  const auto made = operation(
+      "dovetail::moe_device_rows", {.reads = {expert, slot}}, [=](const Operands& inputs) {
+        const auto [expert, slot] = inputs.read<2>();
+        const DeviceRows to = number_places(expert, slot, experts, capacity, places, whole);
+        return std::vector{to.choice, to.token, to.places_of_token, to.ends};
+      });
+  return {made[0], made[1], made[2], made[3]};
 }
 
 at::Tensor take_rows(const at::Tensor& x, const DeviceRows& to) {

@@ -14,7 +14,8 @@ namespace dovetail::moe {
 ///
 /// - dropless: P = T k + E. Each expert has a spare place behind its rows, so no expert is without
 ///   rows. Products of zero rows are not reliable on every GPU. Places behind the last expert's
-///   belong to dropped choices; their contents are undefined.
+///   belong to dropped choices; their contents are undefined. With `whole` they are spare places of
+///   the last expert, so products write all places.
 /// - with a capacity: P = E * capacity. Expert e has the places from e * capacity on.
 ///
 /// Places without a choice are spare. They hold zeros, or the experts' results for zeros, and no
@@ -34,7 +35,7 @@ struct DeviceRows {
 /// Routing. Slot -1: dropped. capacity: places of each expert; 0: dropless. A choice for which a
 /// capacity has no place counts as dropped. Runs on a GPU, the CPU or the meta device.
 DeviceRows device_rows(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
-                       int64_t capacity = 0);
+                       int64_t capacity = 0, bool whole = false);
 
 /// Returns (P, C): the row of x (T, C) for each place, zeros in spare places. x is float32 or
 /// bfloat16. Differentiable.

@@ -61,7 +61,7 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   const auto [routing, loss] = router_->forward(x, pass);
   Output out;
   out.loss = loss;
-  const bool on_device = !x.is_cpu() && device_rows_obstacle().empty();
+  const bool on_device = fixed_sizes_ || (!x.is_cpu() && device_rows_obstacle().empty());
   if (x.is_meta() && !on_device) {  // the meta device has no sizes to read
     out.y = at::empty_like(x);
     return out;
@@ -73,9 +73,10 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   if (on_device) {
     // Without any place, an expert still has a spare one.
     const int64_t places = capacity ? std::max<int64_t>(*capacity, 1) : 0;
-    y = feed_forward(rows, routing.weight,
-                     device_rows(routing.expert, routing.slot, config_.experts, places),
-                     local.weights);
+    y = feed_forward(
+        rows, routing.weight,
+        device_rows(routing.expert, routing.slot, config_.experts, places, fixed_sizes_),
+        local.weights);
   } else if (ranks_) {
     y = parallel_feed_forward(rows, routing.weight, routing.expert, routing.slot, local, *ranks_,
                               layout_, capacity);
@@ -152,12 +153,17 @@ std::string Layer::grouped_obstacle(at::ScalarType dtype, at::Device device) con
   return reason;
 }
 
-std::string Layer::recorded_obstacle(at::ScalarType dtype) const {
+std::string Layer::recorded_obstacle(at::ScalarType dtype, at::Device device) const {
+  if (device.is_cuda()) {
+    if (ranks_) return "the host plans the rows of other ranks";
+    if (quantized()) return "the host reads the sizes of quantized experts";
+    return fixed_sizes_obstacle(expert_weights());
+  }
   if (!quantized())
     return dtype == at::kFloat ? ""
                                : fmt::format("experts in {} have sums whose sizes follow the load",
                                              c10::toString(dtype));
-  const std::string reason = grouped_obstacle(dtype, at::kCPU);
+  const std::string reason = grouped_obstacle(dtype, device);
   if (!reason.empty()) return "experts run one after another: " + reason;
   for (const Part part : {Part::kUp, Part::kDown}) {
     const mx::LinearRecipe& recipe = linears(part)[0]->quantized()->recipe();
@@ -225,13 +231,19 @@ Layers layers_of(const torch::nn::Module& model) {
 }
 
 std::string describe_products(const Layers& layers) {
+  std::string text = "the sizes of experts stay on the GPU, where `torch._grouped_mm` reads them";
   for (const auto& [name, layer] : layers) {
     const std::string reason = layer->device_rows_obstacle();
-    if (!reason.empty())
-      return fmt::format("the host reads the sizes of experts in each layer; in {}, {}", name,
-                         reason);
+    if (reason.empty()) continue;
+    text =
+        fmt::format("the host reads the sizes of experts in each layer; in {}, {}", name, reason);
+    break;
   }
-  return "the sizes of experts stay on the GPU, where `torch._grouped_mm` reads them";
+  for (const auto& [name, layer] : layers) {
+    const std::string reason = layer->router().host_obstacle();
+    if (!reason.empty()) return text + "; " + reason;
+  }
+  return text;
 }
 
 }  // namespace dovetail::moe

@@ -87,9 +87,14 @@ class Layer : public torch::nn::Module {
   /// Call it once the weights have their dtype, device and recipes, and before anything else keeps
   /// their storage.
   void share_expert_storage();
-  /// Returns the reason why dropless experts that compute in `dtype` on the CPU cannot be part of a
-  /// recorded step (base/operation.h). Empty if they can.
-  std::string recorded_obstacle(at::ScalarType dtype) const;
+  /// Returns the reason why experts that compute in `dtype` on `device` cannot be part of a
+  /// recorded step (base/operation.h). Empty if they can. On the CPU the answer is for dropless
+  /// experts.
+  std::string recorded_obstacle(at::ScalarType dtype, at::Device device) const;
+  /// Lets the numbers of the experts' rows follow from shapes alone (moe/device_rows.h). A recorded
+  /// step on a GPU needs this, since the host reads nothing there. Requires an empty
+  /// recorded_obstacle for the GPU.
+  void fix_sizes() { fixed_sizes_ = true; }
 
  private:
   void add_to_load(const Routing& routing);
@@ -113,6 +118,7 @@ class Layer : public torch::nn::Module {
   std::string activation_;
   std::shared_ptr<const ExpertRanks> ranks_;
   ExpertLayout layout_;
+  bool fixed_sizes_ = false;
   std::shared_ptr<Router> router_;
   std::vector<std::shared_ptr<mx::FeedForward>> experts_;
   std::shared_ptr<mx::FeedForward> shared_;  ///< null: no shared experts

@@ -65,12 +65,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
 }
 
 at::Tensor library_sinkhorn(const at::Tensor& logits) {
-  check_logits_on_cpu("moe_sinkhorn", logits);
+  check_logits("moe_sinkhorn", logits);
   return logits.is_meta() ? at::empty_like(logits, at::kDouble) : sinkhorn(logits);
 }
 
 at::Tensor library_base(const at::Tensor& logits) {
-  check_logits_on_cpu("moe_base", logits);
+  check_logits("moe_base", logits);
   return logits.is_meta() ? at::empty({logits.size(0)}, logits.options().dtype(at::kInt))
                           : assign_balanced(logits);
 }

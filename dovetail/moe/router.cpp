@@ -89,19 +89,19 @@ Router::Output Router::by_hash(const at::Tensor& rows, const Pass& pass) const {
       at::zeros({rows.size(0), config_.experts}, rows.options().dtype(dtype).requires_grad(false));
   const at::Tensor chosen = rows.is_meta()
                                 ? at::empty({rows.size(0), spec_.k}, rows.options().dtype(at::kInt))
-                                : hashed(pass.tokens.to(at::kCPU));
+                                : hashed(pass.tokens, rows.device());
   Output out;
-  out.routing = route(logits, spec_of(pass), {.chosen = copied_to(chosen, rows.device())});
+  out.routing = route(logits, spec_of(pass), {.chosen = chosen});
   out.routing.weight =
       (out.routing.slot >= 0).to(dtype) * (spec_.scale / static_cast<double>(spec_.k));
   return out;
 }
 
-at::Tensor Router::hashed(const at::Tensor& tokens) const {
+at::Tensor Router::hashed(const at::Tensor& tokens, at::Device device) const {
   return operation(
       "dovetail::moe_hash_choices", {.reads = {tokens}},
-      [key = name_key_, experts = config_.experts, k = spec_.k](const Operands& inputs) {
-        return std::vector{hash_choices(key, inputs.reads[0], experts, k)};
+      [key = name_key_, experts = config_.experts, k = spec_.k, device](const Operands& inputs) {
+        return std::vector{copied_to(hash_choices(key, inputs.reads[0].cpu(), experts, k), device)};
       })[0];
 }
 
@@ -137,23 +137,23 @@ Router::Output Router::by_logits(const at::Tensor& rows, int64_t sequence, const
 
 at::Tensor Router::draws(const Pass& pass, const at::Tensor& rows) const {
   if (!pass.training || config_.second_expert != "random") return {};
-  const auto drawn =
-      operation("dovetail::moe_uniform_draws", {},
-                [seed = pass.seed, key = name_key_, first = pass.first_token,
-                 tokens = rows.size(0)](const Operands&) {
-                  return std::vector{uniform_draws(mix_seed(seed.now(), key), first, tokens)};
-                });
-  return copied_to(drawn[0], rows.device());
+  return operation("dovetail::moe_uniform_draws", {},
+                   [seed = pass.seed, key = name_key_, first = pass.first_token,
+                    tokens = rows.size(0), device = rows.device()](const Operands&) {
+                     const uint64_t own = mix_seed(seed.now(), key);
+                     return std::vector{copied_to(uniform_draws(own, first, tokens), device)};
+                   })[0];
 }
 
 at::Tensor Router::noise(const Pass& pass, const at::Tensor& logits) const {
   const auto drawn = operation(
       "dovetail::moe_normal_draws", {},
       [seed = pass.seed, key = name_key_, first = pass.first_token, tokens = logits.size(0),
-       experts = config_.experts](const Operands&) {
-        return std::vector{normal_draws(mix_seed(seed.now(), key), first, tokens, experts)};
+       experts = config_.experts, device = logits.device()](const Operands&) {
+        const uint64_t own = mix_seed(seed.now(), key);
+        return std::vector{copied_to(normal_draws(own, first, tokens, experts), device)};
       });
-  return copied_to(drawn[0], logits.device()).to(logits.scalar_type());
+  return drawn[0].to(logits.scalar_type());
 }
 
 at::Tensor Router::load_loss(const Routing& routing, const Pass& pass) {

@@ -72,7 +72,8 @@ class Router : public torch::nn::Module {
  private:
   Output by_hash(const at::Tensor& rows, const Pass& pass) const;
   Output by_logits(const at::Tensor& rows, int64_t sequence, const Pass& pass);
-  at::Tensor hashed(const at::Tensor& tokens) const;
+  /// Returns the experts of `tokens` on `device`, (T, k) int32.
+  at::Tensor hashed(const at::Tensor& tokens, at::Device device) const;
   at::Tensor draws(const Pass& pass, const at::Tensor& rows) const;
   at::Tensor noise(const Pass& pass, const at::Tensor& logits) const;
   at::Tensor load_loss(const Routing& routing, const Pass& pass);

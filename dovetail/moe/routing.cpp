@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/base/schema/enum_names.h"
 #include "dovetail/base/trace.h"
@@ -72,10 +73,8 @@ at::Tensor select(const at::Tensor& x, const at::Tensor& scores, const RoutingIn
           scores, bias.defined() ? bias.detach().to(scores.scalar_type()).contiguous() : bias,
           spec);
     case Selection::kSinkhorn:
-      check_logits_on_cpu("moe_route: router = \"sinkhorn\"", x);
       return choose_experts(sinkhorn(x), {}, spec);
     case Selection::kBase:
-      check_logits_on_cpu("moe_route: router = \"base\"", x);
       return assign_balanced(x).unsqueeze(1);
     case Selection::kBalanced:
       return assign_in_turn(x.size(0), x.size(1), spec.k, x.device());
@@ -176,13 +175,6 @@ void check_chosen_values(const at::Tensor& chosen, int64_t experts) {
         "moe_route: chosen must name different experts for a token, 0 to {}", experts - 1);
     return std::vector<at::Tensor>();
   });
-}
-
-void check_logits_on_cpu(const char* op, const at::Tensor& logits) {
-  check_logits(op, logits);
-  user_check(!logits.is_cuda(),
-             "{}: has no version for CUDA; logits must be on the CPU, but are {}", op,
-             ops::describe(logits));
 }
 
 at::Tensor load_balance(const at::Tensor& counts, double choices, const at::Tensor& mean_score) {
@@ -311,7 +303,7 @@ ExpertChoice choose_tokens(const at::Tensor& logits, int64_t capacity) {
 }
 
 Routing route_by_experts(const at::Tensor& logits, int64_t k, double scale) {
-  check_logits_on_cpu("router = \"expert_choice\"", logits);
+  check_logits("router = \"expert_choice\"", logits);
   const int64_t tokens = logits.size(0), experts = logits.size(1);
   const at::Tensor x = computed(logits);
   if (x.is_meta() || tokens == 0) {
@@ -321,22 +313,25 @@ Routing route_by_experts(const at::Tensor& logits, int64_t k, double scale) {
   }
   const int64_t slots = std::min(tokens, (tokens * k + experts - 1) / experts);
   const ExpertChoice chosen = choose_tokens(x, slots);
-  const at::Tensor taken = count_choices(chosen.token, tokens);
-  const int64_t most = taken.max().item<int64_t>();
+  const at::Tensor tokens_on_host = chosen.token.cpu();
+  const int64_t most = count_choices(tokens_on_host, tokens).max().item<int64_t>();
   Routing routing = shapes_alone(x, most);
-  routing.expert.zero_();
-  routing.slot.fill_(-1);
-  at::Tensor source = at::zeros({tokens, most}, at::kLong);  // indices into chosen.weight
-  const auto* token = chosen.token.const_data_ptr<int32_t>();
+  const at::Tensor expert = at::zeros({tokens, most}, at::kInt),
+                   slot = at::full({tokens, most}, -1, at::kInt),
+                   source = at::zeros({tokens, most}, at::kLong);  // indices into chosen.weight
+  const auto* token = tokens_on_host.const_data_ptr<int32_t>();
   std::vector<int64_t> next(static_cast<size_t>(tokens), 0);
-  for (int64_t i = 0; i < chosen.token.numel(); ++i) {
+  for (int64_t i = 0; i < tokens_on_host.numel(); ++i) {
     const int64_t at = token[i] * most + next[static_cast<size_t>(token[i])]++;
-    routing.expert.mutable_data_ptr<int32_t>()[at] = static_cast<int32_t>(i / slots);
-    routing.slot.mutable_data_ptr<int32_t>()[at] = static_cast<int32_t>(i % slots);
+    expert.mutable_data_ptr<int32_t>()[at] = static_cast<int32_t>(i / slots);
+    slot.mutable_data_ptr<int32_t>()[at] = static_cast<int32_t>(i % slots);
     source.mutable_data_ptr<int64_t>()[at] = i;
   }
-  const at::Tensor weight =
-      chosen.weight.reshape({-1}).index_select(0, source.view({-1})).view({tokens, most});
+  routing.expert = copied_to(expert, x.device());
+  routing.slot = copied_to(slot, x.device());
+  const at::Tensor weight = chosen.weight.reshape({-1})
+                                .index_select(0, copied_to(source, x.device()).view({-1}))
+                                .view({tokens, most});
   routing.weight = at::where(routing.slot >= 0, weight * scale, at::zeros({}, x.options()));
   routing.count.fill_(slots);
   routing.load_loss = at::zeros({}, x.options());

@@ -111,8 +111,8 @@ struct RoutingInputs {
 /// Ties go to the lowest index of experts, groups and tokens. NaN counts as -infinity in the choice
 /// of experts. Sums of p below 1e-20 are replaced by 1e-20. With sigmoid scores, P_e is the mean of
 /// p_e divided by the token's sum of p. Results are the same in every run and with any number of
-/// threads. All tensors are on one device; Sinkhorn scaling and BASE run on the CPU only. Throws
-/// UserError naming the argument that does not fit.
+/// threads. All tensors are on one device. Sinkhorn scaling and BASE compute on the CPU: the host
+/// waits for logits on a GPU. Throws UserError naming the argument that does not fit.
 Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingInputs& inputs = {});
 
 /// Computes Routing::load_loss = E sum_e f_e P_e, with f_e = counts[e] / choices. counts: (E),
@@ -135,7 +135,7 @@ ExpertChoice choose_tokens(const at::Tensor& logits, int64_t capacity);
 /// Runs `choose_tokens` and returns the result as a Routing. The capacity is ceil(T k / E), but at
 /// most T. Weights are multiplied by `scale`. Shapes (T, k) of the Routing have another k: the
 /// maximum number of experts that chose one token. Unused entries have slot -1. load_loss is 0.
-/// Runs on the CPU or meta device.
+/// Places of the Routing are numbered on the CPU: the host waits for logits on a GPU.
 Routing route_by_experts(const at::Tensor& logits, int64_t k, double scale);
 
 /// Checks the logits of operation `op`. Throws UserError naming both, unless logits are floating,
@@ -144,9 +144,6 @@ void check_logits(const char* op, const at::Tensor& logits);
 /// Throws UserError unless each row of `chosen` (T, k) names different experts, 0 to `experts` - 1.
 /// The host waits for a GPU.
 void check_chosen_values(const at::Tensor& chosen, int64_t experts);
-/// Checks as `check_logits` for operations without a CUDA version: CUDA logits throw UserError,
-/// too.
-void check_logits_on_cpu(const char* op, const at::Tensor& logits);
 
 /// Throws UserError if `spec` is invalid for this number of experts. The message begins with
 /// `owner`.

@@ -140,10 +140,9 @@ void log_why_no_gpu(const ResolvedRun& run, int ranks) {
   if (run.config.run.device != "auto" || run.device.is_cuda() || count_gpu_device_files() == 0)
     return;
   const bool recommends = run.config.kind() == RunKind::kRecommender;
-  const char* reason = run.config.model.moe.experts > 0 ? "experts run on the CPU only (model.moe)"
-                       : recommends ? "recommenders use it with run.device = \"cuda\" only"
-                       : ranks > 1  ? "its ranks are more than its GPUs"
-                                    : "it cannot be used; `dovetail doctor` says why";
+  const char* reason = recommends  ? "recommenders use it with run.device = \"cuda\" only"
+                       : ranks > 1 ? "its ranks are more than its GPUs"
+                                   : "it cannot be used; `dovetail doctor` says why";
   log_info("device: cpu, although this machine has a GPU: {}", reason);
 }
 

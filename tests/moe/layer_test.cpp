@@ -332,18 +332,22 @@ TEST(MoeLayer, SaysWhyItsExpertsRunOneAfterAnother) {
     for (const auto& linear : linears)
       linear->set_recipe(mx::find_recipe(mx::built_in_recipes(), recipe).linear);
   };
-  EXPECT_EQ(made->recorded_obstacle(at::kFloat), "");
-  EXPECT_THAT(made->recorded_obstacle(at::kBFloat16), HasSubstr("experts in BFloat16"));
+  EXPECT_EQ(made->recorded_obstacle(at::kFloat, at::kCPU), "");
+  EXPECT_THAT(made->recorded_obstacle(at::kBFloat16, at::kCPU), HasSubstr("experts in BFloat16"));
+  EXPECT_THAT(made->recorded_obstacle(at::kFloat, at::kCUDA), HasSubstr("multiples of 8"));
   set("mxfp8");
   EXPECT_EQ(made->grouped_obstacle(at::kFloat, at::kCPU), "");
-  EXPECT_EQ(made->recorded_obstacle(at::kFloat), "");
+  EXPECT_EQ(made->recorded_obstacle(at::kFloat, at::kCPU), "");
+  EXPECT_THAT(made->recorded_obstacle(at::kFloat, at::kCUDA), HasSubstr("quantized experts"));
   set("fp8_block");
   EXPECT_EQ(made->grouped_obstacle(at::kFloat, at::kCPU), "");
-  EXPECT_THAT(made->recorded_obstacle(at::kFloat), HasSubstr("FP8 has tensors of each expert"));
+  EXPECT_THAT(made->recorded_obstacle(at::kFloat, at::kCPU),
+              HasSubstr("FP8 has tensors of each expert"));
   set("mxfp8");
   linears.back()->set_recipe({});
   EXPECT_THAT(made->grouped_obstacle(at::kFloat, at::kCPU), HasSubstr("different recipes"));
-  EXPECT_THAT(made->recorded_obstacle(at::kFloat), HasSubstr("experts run one after another"));
+  EXPECT_THAT(made->recorded_obstacle(at::kFloat, at::kCPU),
+              HasSubstr("experts run one after another"));
   linears.back()->set_recipe(mx::find_recipe(mx::built_in_recipes(), "mxfp8").linear);
   ops::set_disabled_kernels("experts");
   EXPECT_THAT(made->grouped_obstacle(at::kFloat, at::kCPU), HasSubstr("switched off"));

@@ -44,6 +44,15 @@ Case dropless_with_biases(const char* recipe) {
   return of;
 }
 
+/// Experts as they run on a GPU, whose sizes follow from shapes.
+Case with_fixed_sizes(const char* name, void (*experts)(moe::Config&), at::ScalarType dtype) {
+  const bool narrow = dtype == at::kBFloat16;
+  Case of = mixture(name, experts, narrow ? "bf16" : "fp32", narrow ? 8 : 4);
+  of.dtype = dtype;
+  of.fixed_sizes = true;
+  return of;
+}
+
 // Experts that run as one operation have the same sizes in every step. Experts that are separate
 // operations, and FP8's tensors of single experts, do not.
 TEST(PlannedExperts, WithoutPaddingAreRefusedWhereEachIsAnOperation) {
@@ -112,9 +121,25 @@ INSTANTIATE_TEST_SUITE_P(
             "bfloat16_experts", [](auto& moe) { moe.drop = "probability"; }, "bf16", 8)),
     [](const auto& info) { return info.param.name; });
 
+INSTANTIATE_TEST_SUITE_P(
+    AsOnAGpu, PlannedExperts,
+    ::testing::Values(with_fixed_sizes("dropless", dropless, at::kBFloat16),
+                      with_fixed_sizes(
+                          "noisy_dropping",
+                          [](moe::Config& moe) {
+                            moe.router = "noisy_top_k";
+                            moe.pad_to_capacity = false;
+                            moe.capacity_factor = 0.5;
+                          },
+                          at::kFloat)),
+    [](const auto& info) { return info.param.name; });
+
 INSTANTIATE_TEST_SUITE_P(MoreMixtures, PlannedExperts,
                          ::testing::ValuesIn(test::with_all(
-                             {mixture("dropless", dropless),
+                             {with_fixed_sizes(
+                                  "padded_as_on_a_gpu",
+                                  [](moe::Config& moe) { moe.drop = "probability"; }, at::kFloat),
+                              mixture("dropless", dropless),
                               mixture("dropless_mxfp4_stochastic", dropless, "mxfp4_stochastic"),
                               dropless_with_biases("mxfp8"),
                               mixture("drawn",

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "dovetail/moe/expert_weights.h"
+#include "dovetail/moe/layer.h"
 #include "dovetail/plan/model/check.h"
 #include "dovetail/plan/model/packing.h"
 #include "dovetail/plan/step/planned_step.h"
@@ -39,6 +41,8 @@ struct Case {
   int64_t batch = 4;
   /// Changes the config of the experts. Null: a dense model.
   void (*experts)(moe::Config&) = nullptr;
+  /// Experts run as on a GPU: the numbers of their rows follow from shapes alone.
+  bool fixed_sizes = false;
 };
 
 inline models::ModelConfig llama() {
@@ -109,11 +113,25 @@ struct Trained {
     optimizer.emplace(*model, train::OptimizerSection{});
     model->set_compute_dtype(of.dtype);
     quantization.emplace(*model, train::PrecisionSection{.recipe = of.recipe}, of.recipe);
+    if (of.fixed_sizes) fix_sizes_of_experts();
     optimizer->bind(*model);
     load.emplace(*model);
     bias.emplace(*model);
     step.emplace(model, *optimizer, group,
                  train::StepOptions{.micro_batch = of.micro_batch, .clip = 0.5});
+  }
+
+  /// Sizes follow from shapes, and the weights of a layer's experts share storage.
+  void fix_sizes_of_experts() {
+    for (const auto& [name, layer] : moe::layers_of(*model)) {
+      layer->fix_sizes();
+      for (const char* part : {"up.weight", "down.weight"}) {
+        std::vector<at::Tensor> weights;
+        for (int64_t e = 0; e < layer->experts(); ++e)
+          weights.push_back(layer->named_parameters()[fmt::format("experts.{}.{}", e, part)]);
+        moe::share_storage(weights);
+      }
+    }
   }
 
   /// Runs a step. Each step has different tokens, numbers of targets and learning rates. Step 12 is

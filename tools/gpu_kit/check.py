@@ -177,6 +177,7 @@ def main() -> int:
         "LD_LIBRARY_PATH": ":".join(map(str, [KIT / "lib", *site_folders()])),
         "DOVETAIL_BINARY": str(KIT / "bin/dovetail"),
         "DOVETAIL_LIBRARY_DIR": str(KIT / "lib"),
+        "DOVETAIL_CONFIGS": str(KIT / "configs"),
         "PYTHONPATH": f"{KIT / 'python'}:{KIT / 'bench'}",
     }
     report = {"card": gpu[0], "driver": gpu[1], "torch": version, "commit": kit["commit"], "parts": {}}

@@ -86,6 +86,7 @@ def main() -> None:
     for path in [*(KIT / "bin").iterdir(), *(KIT / "lib").iterdir()]:
         subprocess.run(["strip", "--strip-unneeded", str(path)], check=True)
     shutil.copytree(ROOT / "python/dovetail", KIT / "python/dovetail", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "configs/moe", KIT / "configs/moe")
     for name in BENCHMARKS:
         put(ROOT / "bench" / f"{name}.py", KIT / "bench" / f"{name}.py")
     put(pathlib.Path(__file__).parent / "check.py", KIT / "check")

@@ -70,13 +70,15 @@ GptTraining::GptTraining(const ResolvedRun& run, std::shared_ptr<comm::Group> gr
     sharding = {.group = group_, .bucket_bytes = config.train.bucket_bytes};
   optimizer_.emplace(*model_, config.optimizer, std::move(sharding));
   quantization_.emplace(set_precision(*model_, config.precision, run_.precision.name, run_.device));
+  const moe::Layers mixtures = moe::layers_of(*model_);
+  if (run_.device.is_cuda() && !config.memory.budget.empty())
+    for (const auto& [name, layer] : mixtures) layer->fix_sizes();
   optimizer_->bind(*model_);
   expert_load_.emplace(*model_);
   router_bias_.emplace(*model_);
   plans_.emplace(*model_, config, run_.micro_batch * config.model.context, run_.precision.compute,
                  parallel_, *group_);
   if (folder != nullptr && !quiet && !plans_->choice().empty()) log_info("{}", plans_->choice());
-  const moe::Layers mixtures = moe::layers_of(*model_);
   if (folder != nullptr && !quiet && run_.device.is_cuda() && !mixtures.empty())
     log_info("{}", moe::describe_products(mixtures));
   if (resumed()) restore_from(tensors);

@@ -98,9 +98,10 @@ void check_memory_on(const RunConfig& config, c10::Device device) {
                "memory.host_bytes limits memory.folder, which is not given");
     return;
   }
-  user_check(config.model.moe.experts == 0 || config.kind() != RunKind::kGpt,
-             "memory.budget does not work with a mixture of experts on a GPU yet; leave one of "
-             "both out");
+  user_check(config.model.moe.experts == 0 || config.parallel.expert == 1,
+             "memory.budget does not work with parallel.expert = {} on GPUs: the host plans the "
+             "rows of other ranks in each step. Leave one of both out",
+             config.parallel.expert);
   if (!memory.folder.empty())
     throw UserError("memory.folder does nothing on a GPU, which offloads to the CPU's memory",
                     "leave it out; memory.host_bytes limits the offloaded bytes");

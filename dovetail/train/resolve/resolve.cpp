@@ -35,13 +35,8 @@ namespace {
 at::Device resolve_device(const RunConfig& config, comm::Group& group) {
   const std::string& device = config.run.device;
   if (device == "cpu") return at::kCPU;
-  const bool routes = config.model.moe.experts > 0,
-             recommends = config.kind() == RunKind::kRecommender;
-  if (device == "auto" && (routes || recommends)) return at::kCPU;
-  if (routes)
-    throw UserError(
-        "model.moe: tokens are routed to experts on the CPU only, but run.device is a GPU",
-        "use run.device = \"cpu\"");
+  const bool recommends = config.kind() == RunKind::kRecommender;
+  if (device == "auto" && recommends) return at::kCPU;
   if (recommends) check_recommender_on_gpu(config);
   const std::string reason = load_gpu();
   const comm::Neighbours neighbours = comm::neighbours_of(group);
@@ -216,10 +211,16 @@ ResolvedRun resolve_run(const RunConfig& config, comm::Group& group, const Train
 /// the run.
 void check_memory_plan(const ResolvedRun& run, const models::GPT& model) {
   if (run.config.memory.budget.empty()) return;
-  if (run.config.model.moe.pad_to_capacity) return;
+  if (run.device.is_cpu() && run.config.model.moe.pad_to_capacity) return;
   for (const auto& [name, layer] : moe::layers_of(model)) {
-    const std::string obstacle = layer->recorded_obstacle(run.precision.compute);
+    const std::string obstacle = layer->recorded_obstacle(run.precision.compute, run.device);
     if (obstacle.empty()) continue;
+    if (run.device.is_cuda())
+      throw UserError(fmt::format("memory.budget does not work with these experts on a GPU. In {}, "
+                                  "{}",
+                                  name, obstacle),
+                      "leave memory.budget out, or use precision.recipe = \"bf16\" and widths that "
+                      "are multiples of 8");
     throw UserError(
         fmt::format("memory.budget does not work with dropless experts "
                     "(model.moe.pad_to_capacity = false) and the recipe {}. In {}, {}",
