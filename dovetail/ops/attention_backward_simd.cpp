@@ -60,9 +60,9 @@ void load_strip(const AttentionShape& s, const HeadsView& q, const AttentionGrad
   const int64_t count = std::min(kQueries, s.queries - query);
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   load_rows<T>(s, q, b, query, h, count, kQueries, query + s.keys - s.queries, scale, f.query_rows);
-  transpose({f.query_rows, f.width}, kQueries, f.width, f.queries, kQueries);
+  transpose(Lines{f.query_rows, f.width}, kQueries, f.width, f.queries, kQueries);
   load_rows<T>(s, g.dout, b, query, h, count, kQueries, -1, 1.0f, f.dout_rows);
-  transpose({f.dout_rows, f.width}, kQueries, f.width, f.douts, kQueries);
+  transpose(Lines{f.dout_rows, f.width}, kQueries, f.width, f.douts, kQueries);
   // Missing queries of a short strip have zero rows: their probabilities of 1 are multiplied by
   // zero gradients.
   std::fill_n(f.delta, kQueries, 0.0f);
@@ -112,7 +112,7 @@ template <class T>
 void store_query_gradients(const AttentionShape& s, const BackwardBuffers& f,
                            const MutableHeadsView& dq, int64_t b, int64_t h, int64_t query) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  transpose({f.dqueries, kQueries}, f.width, kQueries, f.query_rows, f.width);
+  transpose(Lines{f.dqueries, kQueries}, f.width, kQueries, f.query_rows, f.width);
   for (int64_t i = 0; i < std::min(kQueries, s.queries - query); ++i) {
     float* row = f.query_rows + i * f.width;
     if (s.rotary_dim > 0) rotate_row(s, query + i + s.keys - s.queries, -1.0f, row);

@@ -109,7 +109,7 @@ void load_keys(const AttentionShape& s, const HeadsView& k, int64_t b, int64_t g
 /// Packs `from` (rows, width) as panels of kHeadRows rows. A panel is stored as [d][row of the
 /// panel], where d is the index of an element in its row. `rows` is a multiple of kHeadRows.
 HWY_INLINE void pack_panels(const float* from, int64_t rows, int64_t width, float* to) {
-  pack_transposed<kHeadRows>({from, width}, rows, width, to);
+  pack_transposed<kHeadRows>(Lines{from, width}, rows, width, to);
 }
 
 /// Computes scores[i][query] for the keys from `key` to `key_end` (excluded) and a strip of

@@ -102,7 +102,7 @@ void forward_strip(const AttentionShape& s, const HeadsView& q, const ForwardBuf
   const int64_t count = std::min(kQueries, s.queries - query), limit = key_limit(s, query);
   const float scale = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
   load_rows<T>(s, q, b, query, h, count, kQueries, query + s.keys - s.queries, scale, f.rows);
-  transpose({f.rows, f.width}, kQueries, f.width, f.queries, kQueries);
+  transpose(Lines{f.rows, f.width}, kQueries, f.width, f.queries, kQueries);
   std::fill_n(f.sums, f.width * kQueries, 0.0f);
   SoftmaxState state;
   for (int j = 0; j < kTileVectors; ++j) {
@@ -121,7 +121,7 @@ void forward_strip(const AttentionShape& s, const HeadsView& q, const ForwardBuf
     store(state.maximum[j], maximum + j * kLanes);
     store(state.sum[j], sum + j * kLanes);
   }
-  transpose({f.sums, kQueries}, f.width, kQueries, f.rows, f.width);
+  transpose(Lines{f.sums, kQueries}, f.width, kQueries, f.rows, f.width);
   for (int64_t i = 0; i < count; ++i) {
     const float* row = f.rows + i * f.width;
     T* to = row_of<T>(out, b, query + i, h);

@@ -126,21 +126,24 @@ std::optional<CpuProducts::Pairs> CpuProducts::pairs_of(const Product& p) {
 void CpuProducts::add_float32(const Product& p) {
   const GemmOptions& options = p.options;
   Prepared out;
-  const at::Tensor c = out.as_float32(p.c, options.accumulate), bias = out.widened(options.bias),
-                   weights = out.widened(options.c_weights),
+  const bool rounds = p.c.scalar_type() == at::kBFloat16 && !options.accumulate &&
+                      rounds_in_one_panel(p.n(), p.k()) && p.c.stride(1) == 1;
+  const at::Tensor c = rounds ? p.c : out.as_float32(p.c, options.accumulate),
+                   bias = out.widened(options.bias), weights = out.widened(options.c_weights),
                    sums = out.as_float32(options.row_sums, false);
   out.problem = {.m = rows_of_result(p),
                  .n = p.n(),
                  .k = p.k(),
                  .a = float32_view(p.a, out.copies),
                  .b = float32_view(p.b, out.copies),
-                 .c = c.mutable_data_ptr<float>(),
+                 .c = rounds ? nullptr : c.mutable_data_ptr<float>(),
                  .ldc = c.stride(0),
                  .bias = data_or_null(bias),
                  .accumulate = options.accumulate,
                  .row_sums = sums.defined() ? sums.mutable_data_ptr<float>() : nullptr,
                  .c_row = row_indices(options.c_rows),
-                 .c_weight = data_or_null(weights)};
+                 .c_weight = data_or_null(weights),
+                 .c_bfloat16 = rounds ? static_cast<uint16_t*>(c.mutable_data_ptr()) : nullptr};
   prepared_.push_back(std::move(out));
 }
 
@@ -163,8 +166,7 @@ void CpuProducts::add_bfloat16(const Product& p, const Pairs& operands) {
   Prepared out;
   const at::Tensor bias = out.widened(options.bias);
   at::Tensor c = p.c;
-  if (!adds_to_float32(p) && pairs > kBFloat16Pairs)  // a sum in several slices needs float32
-    c = out.as_float32(p.c, false);
+  if (!adds_to_float32(p) && !rounds_in_one_panel(p.n(), pairs)) c = out.as_float32(p.c, false);
   const bool rounds = c.scalar_type() == at::kBFloat16;
   out.problem = {.m = rows_of_result(p),
                  .n = p.n(),

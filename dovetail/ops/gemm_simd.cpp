@@ -40,38 +40,29 @@ struct Panel {
   int64_t slice;
 };
 
-/// Widens rows [index, index + count) of a bfloat16 x, terms [depth, depth + k), to float32.
-MatrixView widen(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k) {
-  const bool by_terms = x.row_stride == 1;  // a line has all rows of one term
-  const int64_t lines = by_terms ? k : count, length = by_terms ? count : k;
-  const int64_t line = by_terms ? depth : index, first = by_terms ? index : depth,
-                stride = by_terms ? x.column_stride : x.row_stride;
-  float* wide = workspace(Workspace::kGemmWidened, static_cast<size_t>(lines * length));
-  for (int64_t i = 0; i < lines; ++i) {
-    const uint16_t* from =
-        x.bfloat16 + (x.row_index ? x.row_index[line + i] : line + i) * stride + first;
-    float* to = wide + i * length;
-    for (int64_t j = 0; j < length; j += kLanes)
-      store(load(from + j, length - j), to + j, length - j);
+template <int64_t kWidth, class T>
+void pack_elements(const T* data, const MatrixView& x, int64_t index, int64_t count, int64_t depth,
+                   int64_t k, float* to) {
+  if (x.row_stride == 1) {
+    const LinesOf<T> terms{data + index, x.column_stride, x.row_index};
+    pack_straight<kWidth>(terms.from(depth), count, k, to);
+  } else {
+    const LinesOf<T> rows{data + depth, x.row_stride, x.row_index};
+    pack_transposed<kWidth>(rows.from(index), count, k, to);
   }
-  return {.data = wide, .row_stride = by_terms ? 1 : k, .column_stride = by_terms ? count : 1};
 }
 
 /// Packs `count` rows of a (or columns of b) from `index` on, terms [depth, depth + k). Strides of
 /// x are named as for a.
 template <int64_t kWidth>
 void pack(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k, float* to) {
-  if (x.bfloat16 && x.bfloat16_terms == 0) {
-    pack<kWidth>(widen(x, index, count, depth, k), 0, count, 0, k, to);
-  } else if (x.bfloat16) {
+  if (x.bfloat16 && x.bfloat16_terms > 0) {
     pack_pairs<kWidth>(x.bfloat16 + index, x.column_stride, x.row_index, x.bfloat16_terms, count,
                        depth, k, to);
-  } else if (x.row_stride == 1) {
-    pack_straight<kWidth>(Lines{x.data + index, x.column_stride, x.row_index}.from(depth), count, k,
-                          to);
+  } else if (x.bfloat16) {
+    pack_elements<kWidth>(x.bfloat16, x, index, count, depth, k, to);
   } else {
-    pack_transposed<kWidth>(Lines{x.data + depth, x.row_stride, x.row_index}.from(index), count, k,
-                            to);
+    pack_elements<kWidth>(x.data, x, index, count, depth, k, to);
   }
 }
 
@@ -135,14 +126,18 @@ void pack_part(const GemmProblem& g, const Panel& panel, int64_t slice, int64_t 
 class Upcoming {
  public:
   Upcoming() = default;
-  Upcoming(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k)
-      : lines_(x.bfloat16          ? Lines{}
-               : x.row_stride == 1 ? Lines{x.data + index, x.column_stride, x.row_index}.from(depth)
-                                   : Lines{x.data + depth, x.row_stride, x.row_index}.from(index)),
-        end_(x.bfloat16          ? 0
-             : x.row_stride == 1 ? k
-                                 : count),
-        parts_(ceil_divide(x.row_stride == 1 ? count : k, kLineFloats)) {}
+  Upcoming(const MatrixView& x, int64_t index, int64_t count, int64_t depth, int64_t k) {
+    if (x.bfloat16 && x.bfloat16_terms > 0) return;
+    const bool by_terms = x.row_stride == 1;
+    const int64_t size = x.bfloat16 ? sizeof(BFloat16) : sizeof(float),
+                  stride = by_terms ? x.column_stride : x.row_stride;
+    const auto* data = x.bfloat16 ? reinterpret_cast<const char*>(x.bfloat16)
+                                  : reinterpret_cast<const char*>(x.data);
+    const LinesOf<char> lines{data + (by_terms ? index : depth) * size, stride * size, x.row_index};
+    lines_ = lines.from(by_terms ? depth : index);
+    end_ = by_terms ? k : count;
+    parts_ = ceil_divide((by_terms ? count : k) * size, kLineElements<char>);
+  }
 
   /// Returns part `i` of `shares` equal parts.
   Upcoming share(int64_t i, int64_t shares) const {
@@ -154,7 +149,7 @@ class Upcoming {
   int64_t size() const { return (end_ - line_) * parts_ - part_; }
   void ask(int64_t count) {
     for (; count > 0 && line_ < end_; --count) {
-      prefetch_to_second_level(lines_[line_] + part_ * kLineFloats);
+      prefetch_to_second_level(lines_[line_] + part_ * kLineElements<char>);
       if (++part_ == parts_) {
         part_ = 0;
         ++line_;
@@ -163,7 +158,7 @@ class Upcoming {
   }
 
  private:
-  Lines lines_ = {};
+  LinesOf<char> lines_ = {};
   int64_t line_ = 0, end_ = 0, part_ = 0, parts_ = 0;
 };
 
@@ -172,12 +167,39 @@ struct Task {
   int64_t row, rows, strip, strip_end;
 };
 
+/// Shape of the panels of a product.
+struct PanelShape {
+  int64_t columns, depths, slice;
+};
+
+PanelShape panel_shape(int64_t n, int64_t k, bool adds_to_rows) {
+  // Slices have equal length, so that the last one is not short.
+  const int64_t slice = ceil_divide(k, ceil_divide(k, kDepth));
+  // Problems that add to the same rows have the same n. They then need the same columns, whatever
+  // their k.
+  const int64_t max_slice = adds_to_rows ? kDepth : slice;
+  const int64_t max_columns =
+      std::max(kTileColumns, kPanelFloats / max_slice / kTileColumns * kTileColumns);
+  const int64_t columns =
+      ceil_divide(ceil_divide(n, ceil_divide(n, max_columns)), kTileColumns) * kTileColumns;
+  return {.columns = columns,
+          .depths = std::max<int64_t>(1, kPanelFloats / (columns * slice)) * slice,
+          .slice = slice};
+}
+
 /// Computes one task. Meanwhile prefetches `next_a` and `next_b`.
 void multiply_block(const GemmProblem& g, const Panel& panel, const float* panel_packed,
                     const Task& task, const Upcoming& next_a, Upcoming next_b) {
   float* a =
       workspace(Workspace::kGemmRows, static_cast<size_t>((kTaskRows + kTileRows) * panel.slice));
   const int64_t strips = ceil_divide(panel.columns, kTileColumns), row = task.row, rows = task.rows;
+  // Sums of a bfloat16 result between slices, tile by tile.
+  const int64_t tiles = ceil_divide(rows, kTileRows);
+  float* sums =
+      g.c_bfloat16 && panel.depths > panel.slice
+          ? workspace(Workspace::kGemmSums, static_cast<size_t>((task.strip_end - task.strip) *
+                                                                tiles * kTileRows * kTileColumns))
+          : nullptr;
   const int64_t calls = (task.strip_end - task.strip) * ceil_divide(rows, kTileRows);
   const int64_t b_lines =
       ceil_divide(next_b.size(), calls * ceil_divide(panel.depths, panel.slice));
@@ -211,13 +233,19 @@ void multiply_block(const GemmProblem& g, const Panel& panel, const float* panel
         }
         upcoming_a.ask(a_lines);
         next_b.ask(b_lines);
-        const auto tile =
-            multiply_tile(g, k, a + i * k, b, next_strip + i * kTileColumns * k / rows);
+        auto tile = multiply_tile(g, k, a + i * k, b, next_strip + i * kTileColumns * k / rows);
         if (g.c_row) {
           add_tile_to_rows(tile, c, g.ldc, tile_rows, columns, g.c_row + row + i,
                            g.c_weight ? g.c_weight + row + i : nullptr,
                            first && g.bias ? g.bias + column : nullptr);
         } else if (g.c_bfloat16) {
+          float* sum =
+              sums ? sums + ((s - task.strip) * tiles * kTileRows + i) * kTileColumns : nullptr;
+          if (!first) add_to_tile(sum, tile);
+          if (next < panel.depths) {
+            store_full<kTileRows, TileInit::kZero>(tile, sum, kTileColumns, nullptr);
+            continue;
+          }
           store_tile(tile, g.c_bfloat16 + (row + i) * g.ldc + column, g.ldc, tile_rows, columns,
                      g.bias ? g.bias + column : nullptr);
         } else {
@@ -300,16 +328,7 @@ class Pipeline {
 
   void add_stages(const GemmProblem& g) {
     if (g.m == 0 || g.n == 0) return;
-    // Slices have equal length, so that the last one is not short.
-    const int64_t slice = ceil_divide(g.k, ceil_divide(g.k, kDepth));
-    // Problems that add to the same rows have the same n. They then need the same columns, whatever
-    // their k.
-    const int64_t max_slice = g.c_row ? kDepth : slice;
-    const int64_t max_columns =
-        std::max(kTileColumns, kPanelFloats / max_slice / kTileColumns * kTileColumns);
-    const int64_t columns =
-        ceil_divide(ceil_divide(g.n, ceil_divide(g.n, max_columns)), kTileColumns) * kTileColumns;
-    const int64_t depths = std::max<int64_t>(1, kPanelFloats / (columns * slice)) * slice;
+    const auto [columns, depths, slice] = panel_shape(g.n, g.k, g.c_row != nullptr);
     panel_floats_ = std::max(panel_floats_, columns * std::min(depths, g.k));
     for (int64_t column = 0; column < g.n; column += columns) {
       for (int64_t depth = 0; depth < g.k; depth += depths) {
@@ -440,10 +459,9 @@ class Pipeline {
   std::atomic<bool> failed_{false};
 };
 
-static_assert(HWY_TARGET != HWY_AVX3 || kDepth >= kBFloat16Pairs,
-              "bfloat16 is stored by the first slice of terms");
-
 void Gemm(std::span<const GemmProblem> problems) { Pipeline(problems).run(); }
+
+bool RoundsInOnePanel(int64_t n, int64_t k) { return panel_shape(n, k, false).depths >= k; }
 
 bool MultipliesPairs() {
 #if HWY_TARGET == HWY_AVX3
@@ -464,7 +482,13 @@ HWY_EXPORT(Gemm);
 
 HWY_EXPORT(MultipliesPairs);
 
+HWY_EXPORT(RoundsInOnePanel);
+
 bool multiplies_pairs() { return HWY_DYNAMIC_DISPATCH(MultipliesPairs)(); }
+
+bool rounds_in_one_panel(int64_t n, int64_t k) {
+  return HWY_DYNAMIC_DISPATCH(RoundsInOnePanel)(n, k);
+}
 
 void gemm_float32(std::span<const GemmProblem> problems) { HWY_DYNAMIC_DISPATCH(Gemm)(problems); }
 

@@ -45,11 +45,13 @@ struct GemmProblem {
   /// `multiplies_pairs`.
   bool pairs = false;
   /// Null, or the address of a bfloat16 result, with rows `ldc` elements apart. It is then written
-  /// instead of c. Requires that `accumulate` is false and that k is at most kBFloat16Pairs.
+  /// instead of c. Requires that `accumulate` is false and rounds_in_one_panel(n, k).
   uint16_t* c_bfloat16 = nullptr;
 };
-/// Maximum k, in pairs, of a product with a result in `c_bfloat16`.
-constexpr int64_t kBFloat16Pairs = 768;
+
+/// Returns true if a product with these sizes can have a result in `c_bfloat16`. Its sums are kept
+/// in float32 by one thread until they are complete.
+bool rounds_in_one_panel(int64_t n, int64_t k);
 
 /// Returns true if the kernel in use multiplies pairs of bfloat16: AVX-512 on a processor with its
 /// BF16 instructions.

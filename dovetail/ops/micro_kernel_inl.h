@@ -46,7 +46,7 @@ struct Tile {
 constexpr int64_t kUpcomingSteps = 8;
 constexpr int64_t kLineFloats = 64 / sizeof(float);
 
-HWY_INLINE void prefetch_to_second_level(const float* at) { __builtin_prefetch(at, 0, 2); }
+HWY_INLINE void prefetch_to_second_level(const void* at) { __builtin_prefetch(at, 0, 2); }
 
 /// Adds one term to each sum of a tile: tile[r][j] += a[r * kRowStride] * b[j].
 template <int kRows, int kRowStride>
@@ -196,6 +196,17 @@ HWY_INLINE void store_tile(const Tile<kRows>& tile, float* c, int64_t ldc, int64
   }
 }
 
+/// Adds kRows x kTileColumns sums to a tile.
+template <int kRows>
+HWY_INLINE void add_to_tile(const float* sums, Tile<kRows>& tile) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int j = 0; j < kTileVectors; ++j)
+      tile.v[r][j] = hn::Add(load(sums + r * kTileColumns + j * kLanes), tile.v[r][j]);
+  }
+}
+
 /// Adds `bias` (unless null) to the first `rows` rows and `columns` columns of a tile, and stores
 /// them to c as bfloat16.
 template <int kRows>
@@ -239,17 +250,57 @@ HWY_INLINE void add_tile_to_rows(const Tile<kRows>& tile, float* c, int64_t ldc,
   }
 }
 
-/// Rows of a matrix in memory, `stride` floats apart. If `index` is null, these are all rows in
+/// Rows of a matrix in memory, `stride` elements apart. If `index` is null, these are all rows in
 /// order; otherwise row i is the row with number index[i].
-struct Lines {
-  const float* first;
+template <class T>
+struct LinesOf {
+  const T* first;
   int64_t stride;
   const int32_t* index = nullptr;
-  const float* operator[](int64_t i) const { return first + (index ? index[i] : i) * stride; }
-  Lines from(int64_t i) const {
-    return index ? Lines{first, stride, index + i} : Lines{first + i * stride, stride};
+  const T* operator[](int64_t i) const { return first + (index ? index[i] : i) * stride; }
+  LinesOf from(int64_t i) const {
+    return index ? LinesOf{first, stride, index + i} : LinesOf{first + i * stride, stride};
   }
 };
+using Lines = LinesOf<float>;
+
+/// Number of elements of type T in a cache line.
+template <class T>
+constexpr int64_t kLineElements = 64 / static_cast<int64_t>(sizeof(T));
+
+HWY_INLINE float in_float32(float x) { return x; }
+HWY_INLINE float in_float32(BFloat16 x) {
+  const uint32_t bits = uint32_t{x} << 16;
+  float out;
+  std::memcpy(&out, &bits, sizeof(out));
+  return out;
+}
+
+#if HWY_TARGET != HWY_SCALAR
+/// Returns four elements in float32.
+HWY_INLINE auto load_four(const float* from) { return hn::LoadU(hn::FixedTag<float, 4>(), from); }
+HWY_INLINE auto load_four(const BFloat16* from) {
+  const hn::FixedTag<float, 4> d;
+  const hn::FixedTag<uint32_t, 4> bits;
+  const hn::FixedTag<BFloat16, 4> narrow;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(bits, hn::LoadU(narrow, from))));
+}
+#endif
+
+/// Writes kCount elements from `from` on to `to`, in float32.
+template <int64_t kCount>
+HWY_INLINE void copy_line(const float* HWY_RESTRICT from, float* HWY_RESTRICT to) {
+  std::memcpy(to, from, kCount * sizeof(float));
+}
+template <int64_t kCount>
+HWY_INLINE void copy_line(const BFloat16* HWY_RESTRICT from, float* HWY_RESTRICT to) {
+  int64_t i = 0;
+  for (; i + kLanes <= kCount; i += kLanes) store(load(from + i), to + i);
+#if HWY_TARGET != HWY_SCALAR
+  for (; i + 4 <= kCount; i += 4) hn::StoreU(load_four(from + i), hn::FixedTag<float, 4>(), to + i);
+#endif
+  for (; i < kCount; ++i) to[i] = in_float32(from[i]);
+}
 
 #if HWY_TARGET != HWY_SCALAR
 /// Writes to[p * to_stride + i] = element p of v_i, for four vectors of four elements.
@@ -272,36 +323,36 @@ HWY_INLINE void store_transposed(V v0, V v1, V v2, V v3, float* HWY_RESTRICT to,
 /// Writes to[p * to_stride + i] = from[i][p] for i < count and p < k. Rows are read four at a time.
 /// Meanwhile, the next four rows are prefetched, if they are below row `upcoming`. If all rows
 /// are in the first-level cache, pass `upcoming` = 0: no row is prefetched.
-HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to,
+template <class T>
+HWY_INLINE void transpose(const LinesOf<T>& from, int64_t count, int64_t k, float* HWY_RESTRICT to,
                           int64_t to_stride, int64_t upcoming = 0) {
   int64_t in_fours = 0;
 #if HWY_TARGET != HWY_SCALAR
   // Computed before the loop: for a constant count, the compiler then knows how many rows remain.
   in_fours = count / 4 * 4;
-  const hn::FixedTag<float, 4> d;
   for (int64_t i = 0; i < in_fours; i += 4) {
-    const float *r0 = from[i], *r1 = from[i + 1], *r2 = from[i + 2], *r3 = from[i + 3];
+    const T *r0 = from[i], *r1 = from[i + 1], *r2 = from[i + 2], *r3 = from[i + 3];
     float* out = to + i;
-    const float* next[4] = {};
+    const T* next[4] = {};
     for (int64_t r = 0; r < 4 && i + 4 + r < upcoming; ++r) next[r] = from[i + 4 + r];
     int64_t p = 0;
     for (const int64_t whole = k / 4 * 4; p < whole; p += 4, out += 4 * to_stride) {
-      if (const float* row = next[p / 4 % 4]) hwy::Prefetch(row + p / kLineFloats * kLineFloats);
-      const auto v0 = hn::LoadU(d, r0 + p), v1 = hn::LoadU(d, r1 + p), v2 = hn::LoadU(d, r2 + p),
-                 v3 = hn::LoadU(d, r3 + p);
-      store_transposed(v0, v1, v2, v3, out, to_stride);
+      if (const T* row = next[p / 4 % 4])
+        hwy::Prefetch(row + p / kLineElements<T> * kLineElements<T>);
+      store_transposed(load_four(r0 + p), load_four(r1 + p), load_four(r2 + p), load_four(r3 + p),
+                       out, to_stride);
     }
     for (; p < k; ++p, out += to_stride) {
-      out[0] = r0[p];
-      out[1] = r1[p];
-      out[2] = r2[p];
-      out[3] = r3[p];
+      out[0] = in_float32(r0[p]);
+      out[1] = in_float32(r1[p]);
+      out[2] = in_float32(r2[p]);
+      out[3] = in_float32(r3[p]);
     }
   }
 #endif
   for (int64_t i = in_fours; i < count; ++i) {
-    const float* line = from[i];
-    for (int64_t p = 0; p < k; ++p) to[p * to_stride + i] = line[p];
+    const T* line = from[i];
+    for (int64_t p = 0; p < k; ++p) to[p * to_stride + i] = in_float32(line[p]);
   }
 }
 
@@ -311,8 +362,8 @@ HWY_INLINE void transpose(const Lines& from, int64_t count, int64_t k, float* HW
 
 /// Packs the matrix from[i][p] for i < count and p < k. A row of `from` is a row of a, or a column
 /// of b.
-template <int64_t kWidth>
-HWY_INLINE void pack_transposed(const Lines& from, int64_t count, int64_t k,
+template <int64_t kWidth, class T>
+HWY_INLINE void pack_transposed(const LinesOf<T>& from, int64_t count, int64_t k,
                                 float* HWY_RESTRICT to) {
   for (int64_t i = 0; i < count; i += kWidth, to += kWidth * k) {
     const int64_t filled = std::min(count - i, kWidth);
@@ -325,20 +376,21 @@ HWY_INLINE void pack_transposed(const Lines& from, int64_t count, int64_t k,
 /// Packs the matrix from[p][i] for i < count and p < k. A row of `from` has all elements of one
 /// term. The outer loop is over terms, in the order of memory, so each line and each page is
 /// touched once.
-template <int64_t kWidth>
-HWY_INLINE void pack_straight(const Lines& from, int64_t count, int64_t k, float* HWY_RESTRICT to) {
+template <int64_t kWidth, class T>
+HWY_INLINE void pack_straight(const LinesOf<T>& from, int64_t count, int64_t k,
+                              float* HWY_RESTRICT to) {
   constexpr int64_t kAhead = 6;  // number of lines
   for (int64_t p = 0; p < k; ++p, to += kWidth) {
-    const float* line = from[p];
+    const T* line = from[p];
     if (p + kAhead < k) {
-      const float* upcoming = from[p + kAhead];
-      for (int64_t j = 0; j < count; j += kLineFloats) hwy::Prefetch(upcoming + j);
+      const T* upcoming = from[p + kAhead];
+      for (int64_t j = 0; j < count; j += kLineElements<T>) hwy::Prefetch(upcoming + j);
     }
     float* out = to;
     int64_t i = 0;
-    for (; i + kWidth <= count; i += kWidth, out += kWidth * k)
-      std::memcpy(out, line + i, kWidth * sizeof(float));
-    if (i < count) std::fill(std::copy(line + i, line + count, out), out + kWidth, 0.0f);
+    for (; i + kWidth <= count; i += kWidth, out += kWidth * k) copy_line<kWidth>(line + i, out);
+    if (i == count) continue;
+    for (int64_t j = 0; j < kWidth; ++j) out[j] = i + j < count ? in_float32(line[i + j]) : 0.0f;
   }
 }
 

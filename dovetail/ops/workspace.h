@@ -9,7 +9,7 @@ namespace dovetail::ops {
 enum class Workspace {
   kGemmRows,
   kGemmPanel,
-  kGemmWidened,
+  kGemmSums,
   kAttention,
   kRows,
   kMadeRows,
