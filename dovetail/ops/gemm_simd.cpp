@@ -27,7 +27,7 @@ namespace HWY_NAMESPACE {
 // and stays in its second-level cache. One strip of b (kDepth x kTileColumns) stays in its
 // first-level cache.
 constexpr int64_t kDepth = kLanes == 16 ? 768 : 384;
-constexpr int64_t kTaskRows = 96;
+constexpr int64_t kTaskRows = kLanes == 16 ? 96 : 144;
 constexpr int64_t kPanelFloats = int64_t{2} << 20;
 
 HWY_INLINE int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
