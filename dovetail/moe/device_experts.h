@@ -55,7 +55,7 @@ std::string fixed_sizes_obstacle(const ExpertWeights& experts);
 /// Returns the reason why a GPU of compute capability `major` cannot run `experts` without the
 /// host. Empty if it can. Reasons:
 ///
-/// - those of fixed_sizes_obstacle,
+/// - a reason of fixed_sizes_obstacle,
 /// - another dtype than bfloat16,
 /// - a compute capability other than 9 and 10.
 std::string grouped_mm_obstacle(const ExpertWeights& experts, int major);

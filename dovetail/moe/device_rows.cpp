@@ -95,14 +95,14 @@ DeviceRows number_places(const at::Tensor& expert, const at::Tensor& slot, int64
 }
 
 /// Tensors that `gather` makes.
-struct Gathered {
+struct GatheredPlaces {
   at::Tensor rows;  ///< (P, C): weight[p] * x[token[p]]
   at::Tensor dots;  ///< (P) float32: <x[token[p]], other[p]>; undefined without `other`
 };
 
-Gathered gather_now(const at::Tensor& x, const at::Tensor& token, const at::Tensor& weight,
-                    const at::Tensor& other) {
-  Gathered out{.rows = at::empty({token.size(0), x.size(1)}, x.options()), .dots = {}};
+GatheredPlaces gather_now(const at::Tensor& x, const at::Tensor& token, const at::Tensor& weight,
+                          const at::Tensor& other) {
+  GatheredPlaces out{.rows = at::empty({token.size(0), x.size(1)}, x.options()), .dots = {}};
   if (other.defined()) out.dots = at::zeros(weight.sizes(), weight.options());
   if (x.is_meta() || out.rows.numel() == 0) return out;
   if (x.size(0) == 0) {  // all places are spare
@@ -126,12 +126,12 @@ Gathered gather_now(const at::Tensor& x, const at::Tensor& token, const at::Tens
 
 /// Gathers the rows of all places. x (T, C) is contiguous; weight: (P) float32; other: (P, C) or
 /// undefined.
-Gathered gather(const at::Tensor& x, const DeviceRows& to, const at::Tensor& weight,
-                const at::Tensor& other = {}) {
+GatheredPlaces gather(const at::Tensor& x, const DeviceRows& to, const at::Tensor& weight,
+                      const at::Tensor& other = {}) {
   const auto made = operation("dovetail::moe_gather_places",
                               {.reads = {x, to.token, weight, other}}, [](const Operands& inputs) {
                                 const auto [x, token, weight, other] = inputs.read<4>();
-                                const Gathered out = gather_now(x, token, weight, other);
+                                const GatheredPlaces out = gather_now(x, token, weight, other);
                                 return out.dots.defined() ? std::vector{out.rows, out.dots}
                                                           : std::vector{out.rows};
                               });
@@ -218,7 +218,7 @@ class CombinePlacesFunction : public torch::autograd::Function<CombinePlacesFunc
     variable_list out =
         differentiate_once({kExpertsOp, kInFloat64}, {gradients[0], rows, weight}, [&] {
           const at::Tensor dy = gradients[0].to(rows.scalar_type()).contiguous();
-          const Gathered made = gather(dy, to, of_place, rows);
+          const GatheredPlaces made = gather(dy, to, of_place, rows);
           return variable_list{made.rows, weights_gradient(made.dots, to.choice, weight)};
         });
     out.emplace_back();  // for `to`

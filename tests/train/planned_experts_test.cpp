@@ -121,18 +121,17 @@ INSTANTIATE_TEST_SUITE_P(
             "bfloat16_experts", [](auto& moe) { moe.drop = "probability"; }, "bf16", 8)),
     [](const auto& info) { return info.param.name; });
 
-INSTANTIATE_TEST_SUITE_P(
-    AsOnAGpu, PlannedExperts,
-    ::testing::Values(with_fixed_sizes("dropless", dropless, at::kBFloat16),
-                      with_fixed_sizes(
-                          "noisy_dropping",
-                          [](moe::Config& moe) {
-                            moe.router = "noisy_top_k";
-                            moe.pad_to_capacity = false;
-                            moe.capacity_factor = 0.5;
-                          },
-                          at::kFloat)),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(AsOnAGpu, PlannedExperts,
+                         ::testing::Values(with_fixed_sizes("dropless", dropless, at::kBFloat16),
+                                           with_fixed_sizes(
+                                               "noisy_dropping",
+                                               [](moe::Config& moe) {
+                                                 moe.router = "noisy_top_k";
+                                                 moe.pad_to_capacity = false;
+                                                 moe.capacity_factor = 0.5;
+                                               },
+                                               at::kFloat)),
+                         [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(MoreMixtures, PlannedExperts,
                          ::testing::ValuesIn(test::with_all(

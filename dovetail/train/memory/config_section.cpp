@@ -99,7 +99,7 @@ void check_memory_on(const RunConfig& config, c10::Device device) {
     return;
   }
   user_check(config.model.moe.experts == 0 || config.parallel.expert == 1,
-             "memory.budget does not work with parallel.expert = {} on GPUs: the host plans the "
+             "memory.budget does not work with parallel.expert = {} on GPUs. The host plans the "
              "rows of other ranks in each step. Leave one of both out",
              config.parallel.expert);
   if (!memory.folder.empty())
