@@ -16,6 +16,15 @@ at::Tensor count_choices(const at::Tensor& expert, int64_t experts);
 at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& order,
                         const at::Tensor& drawn_out, int64_t experts, int64_t capacity,
                         const RoutingSpec& spec);
+/// Slots of choices that neither a draw nor a probability drops, and loads.
+struct Slots {
+  at::Tensor slot;   ///< (T, k) int32: result of assign_slots
+  at::Tensor count;  ///< (experts) int64: number of choices of each expert, dropped ones included
+};
+/// Assigns slots in the order of spec.slot_order and of the tokens' indices. expert: (T, k) int32,
+/// contiguous. Only Drop::kPosition reads `capacity`.
+Slots take_slots(const at::Tensor& expert, const RoutingSpec& spec, int64_t experts,
+                 int64_t capacity);
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity);
 
 /// Result of `rank_choices`.

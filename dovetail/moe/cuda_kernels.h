@@ -7,6 +7,53 @@
 
 namespace dovetail::moe {
 
+/// Sizes and options that kernel `route` and its gradient share.
+struct RouteShape {
+  int64_t tokens, experts, k;
+  bool softmax;     ///< scores: softmax of the logits, else sigmoid
+  bool normalized;  ///< weights: divided by the sum of the chosen scores
+  bool by_vectors;  ///< rows of logits and of their gradient begin at multiples of 16 bytes
+  float scale;      ///< factor of all weights
+};
+/// Largest number of experts of kernel `route`.
+inline constexpr int64_t kMostRoutedExperts = 1024;
+/// Returns the number of parts into which `route` divides the tokens; each part is summed on its
+/// own. It depends on `tokens` alone, so that sums do not depend on the GPU.
+inline int64_t route_parts(int64_t tokens) {
+  constexpr int64_t kTokensPerPart = 32, kMaxParts = 512;
+  const int64_t parts = (tokens + kTokensPerPart - 1) / kTokensPerPart;
+  return parts < kMaxParts ? parts : kMaxParts;
+}
+
+/// Arguments of kernel `route`: scores, choices, weights and losses (moe/routing.h) of float32
+/// logits, without dropped choices. At least one token.
+struct RouteProblem {
+  RouteShape shape;
+  int64_t groups, top_groups;  ///< the choices are from the top_groups best of all groups
+  int summed;                  ///< score of a group: sum of its 1 or 2 largest keys
+  int64_t counted;             ///< choices of a token that count as load: the first ones
+  float load_factor;           ///< experts / (tokens * counted)
+  const float* logits;         ///< (tokens, experts)
+  const float* bias;           ///< (experts); null: 0
+  int32_t* expert;             ///< result (tokens, k)
+  float* weight;               ///< result (tokens, k)
+  float *mean_score, *relative_load;  ///< results (experts)
+  float *load_loss, *z_loss;          ///< results, one number each
+  /// Workspace: (route_parts, experts) of shares and counts, (route_parts) of squares, one number.
+  float *share_parts, *square_parts;
+  int32_t *count_parts, *finished;
+};
+
+/// Arguments of kernel `route_gradient`. Null gradients are 0.
+struct RouteGradientProblem {
+  RouteShape shape;
+  const float* logits;         ///< (tokens, experts)
+  const int32_t* expert;       ///< (tokens, k)
+  const float* relative_load;  ///< (experts)
+  const float *dweight, *dmean_score, *dload_loss, *dz_loss;  ///< sizes as in RouteProblem
+  float* dlogits;              ///< result (tokens, experts)
+};
+
 /// Arguments of kernel `choose`. For each row (token), it finds the k columns (experts) with the
 /// largest score + bias, in descending order. Ties go to the lowest column. NaN counts as
 /// -infinity.
@@ -89,6 +136,8 @@ struct SumRowsProblem {
 /// queued on torch's current stream. The kernels are in a separate library, which
 /// dovetail/ops/cuda_kernels.h describes.
 struct CudaKernels {
+  void (*route)(const RouteProblem& problem);
+  void (*route_gradient)(const RouteGradientProblem& problem);
   void (*choose)(const ChooseProblem& problem);
   void (*score_groups)(const GroupScoreProblem& problem);
   void (*assign_slots)(const SlotProblem& problem);
@@ -103,6 +152,8 @@ const CudaKernels* cuda_kernels();
 /// Returns the kernels for operation `op`. Throws UserError naming `op` in a build without kernels,
 /// since CUDA tensors have no other implementation.
 const CudaKernels& cuda_kernels_for(const char* op);
+/// Replaces the kernels. Tests use it to run the source of the kernels on a CPU.
+void use_cuda_kernels(const CudaKernels& kernels);
 
 /// Name of the library's entry point, `const CudaKernels* dovetail_moe_cuda_kernels()`.
 inline constexpr const char* kCudaEntry = "dovetail_moe_cuda_kernels";

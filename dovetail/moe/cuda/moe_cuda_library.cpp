@@ -7,6 +7,8 @@ extern "C" const dovetail::moe::CudaKernels* dovetail_moe_cuda_kernels() {
   using namespace dovetail::moe;
   using dovetail::ops::cuda::on_stream;
   static const CudaKernels kernels = {
+      .route = on_stream<cuda::route, const RouteProblem&>,
+      .route_gradient = on_stream<cuda::route_gradient, const RouteGradientProblem&>,
       .choose = on_stream<cuda::choose, const ChooseProblem&>,
       .score_groups = on_stream<cuda::score_groups, const GroupScoreProblem&>,
       .assign_slots = on_stream<cuda::assign_slots, const SlotProblem&>,

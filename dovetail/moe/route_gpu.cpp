@@ -1,0 +1,169 @@
+#include "dovetail/moe/route_gpu.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "dovetail/base/once_differentiable.h"
+#include "dovetail/moe/choose.h"
+#include "dovetail/moe/choose_gpu.h"
+#include "dovetail/moe/cuda_kernels.h"
+#include "dovetail/moe/remedies.h"
+
+namespace dovetail::moe::gpu {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr const char* kOp = "moe_route";
+
+const float* data_or_null(const at::Tensor& x) {
+  return x.defined() ? x.const_data_ptr<float>() : nullptr;
+}
+
+bool on_16_bytes(const at::Tensor& rows) {
+  return rows.size(1) % 4 == 0 && reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0;
+}
+
+RouteShape shape_of(const at::Tensor& x, const RoutingSpec& spec) {
+  return {.tokens = x.size(0),
+          .experts = x.size(1),
+          .k = spec.k,
+          .softmax = spec.score == Score::kSoftmax,
+          .normalized = spec.k > 1 && spec.normalize != Normalize::kNone,
+          .by_vectors = !x.is_meta() && on_16_bytes(x),
+          .scale = static_cast<float>(spec.scale)};
+}
+
+/// Constants of a RouteFunction.
+struct Options {
+  RoutingSpec spec;
+  at::Tensor bias;  ///< (E) float32, or undefined
+};
+
+/// Results: weight, mean_score, load_loss, z_loss and expert.
+class RouteFunction : public torch::autograd::Function<RouteFunction> {
+ public:
+  static variable_list forward(AutogradContext* context, const at::Tensor& x,
+                               const Options& options) {
+    const auto& [spec, bias] = options;
+    const int64_t tokens = x.size(0), experts = x.size(1), parts = route_parts(tokens);
+    const at::Tensor weight = at::empty({tokens, spec.k}, x.options()),
+                     mean_score = at::empty({experts}, x.options()),
+                     load_loss = at::empty({}, x.options()), z_loss = at::empty({}, x.options()),
+                     expert = at::empty({tokens, spec.k}, x.options().dtype(at::kInt)),
+                     relative_load = at::empty({experts}, x.options()),
+                     sums = at::empty({parts * (experts + 1)}, x.options()),
+                     counts = at::empty({parts * experts + 1}, expert.options());
+    const RouteShape shape = shape_of(x, spec);
+    const int64_t counted = spec.load_count == LoadCount::kFirstChoice ? 1 : spec.k;
+    if (!x.is_meta())
+      cuda_kernels_for(kOp).route(
+          {.shape = shape,
+           .groups = spec.groups,
+           .top_groups = spec.top_groups,
+           .summed = static_cast<int>(std::min<int64_t>(
+               experts / spec.groups, spec.group_score == GroupScore::kTop2 ? 2 : 1)),
+           .counted = counted,
+           .load_factor = static_cast<float>(static_cast<double>(experts) /
+                                             static_cast<double>(tokens * counted)),
+           .logits = x.const_data_ptr<float>(),
+           .bias = data_or_null(bias),
+           .expert = expert.mutable_data_ptr<int32_t>(),
+           .weight = weight.mutable_data_ptr<float>(),
+           .mean_score = mean_score.mutable_data_ptr<float>(),
+           .relative_load = relative_load.mutable_data_ptr<float>(),
+           .load_loss = load_loss.mutable_data_ptr<float>(),
+           .z_loss = z_loss.mutable_data_ptr<float>(),
+           .share_parts = sums.mutable_data_ptr<float>(),
+           .square_parts = sums.mutable_data_ptr<float>() + parts * experts,
+           .count_parts = counts.mutable_data_ptr<int32_t>(),
+           .finished = counts.mutable_data_ptr<int32_t>() + parts * experts});
+    context->saved_data["k"] = shape.k;
+    context->saved_data["softmax"] = shape.softmax;
+    context->saved_data["normalized"] = shape.normalized;
+    context->saved_data["scale"] = spec.scale;
+    context->save_for_backward({x, expert, relative_load});
+    context->mark_non_differentiable({expert});
+    context->set_materialize_grads(false);
+    return {weight, mean_score, load_loss, z_loss, expert};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &expert = saved[1], &relative_load = saved[2];
+    variable_list depends_on = {gradients[0], gradients[1], gradients[2], gradients[3], x};
+    variable_list out = differentiate_once({kOp, kInFloat64}, depends_on, [&] {
+      at::Tensor dx = at::empty_like(x);
+      if (x.is_meta()) return variable_list{dx};
+      variable_list of;  // the results' gradients, contiguous
+      for (size_t i = 0; i < 4; ++i)
+        of.push_back(gradients[i].defined() ? gradients[i].contiguous() : gradients[i]);
+      const auto& options = context->saved_data;
+      cuda_kernels_for(kOp).route_gradient(
+          {.shape = {.tokens = x.size(0),
+                     .experts = x.size(1),
+                     .k = options.at("k").toInt(),
+                     .softmax = options.at("softmax").toBool(),
+                     .normalized = options.at("normalized").toBool(),
+                     .by_vectors = on_16_bytes(x) && on_16_bytes(dx),
+                     .scale = static_cast<float>(options.at("scale").toDouble())},
+           .logits = x.const_data_ptr<float>(),
+           .expert = expert.const_data_ptr<int32_t>(),
+           .relative_load = relative_load.const_data_ptr<float>(),
+           .dweight = data_or_null(of[0]),
+           .dmean_score = data_or_null(of[1]),
+           .dload_loss = data_or_null(of[2]),
+           .dz_loss = data_or_null(of[3]),
+           .dlogits = dx.mutable_data_ptr<float>()});
+      return variable_list{dx};
+    });
+    out.emplace_back();  // for the options
+    return out;
+  }
+};
+
+}  // namespace
+
+std::string fused_route_obstacle(const at::Tensor& x, const RoutingSpec& spec,
+                                 const RoutingInputs& inputs) {
+  if (x.scalar_type() != at::kFloat) return "logits are not float32";
+  if (x.size(0) == 0) return "there are no tokens";
+  if (x.size(1) > kMostRoutedExperts)
+    return fmt::format("there are more than {} experts", kMostRoutedExperts);
+  if (spec.selection != Selection::kTopK || inputs.chosen.defined())
+    return "the largest scores do not choose the experts";
+  if (inputs.draw.defined()) return "draws drop choices";
+  if (spec.sequence > 0) return "each sequence has a load loss";
+  if (spec.drop == Drop::kNone) return "";
+  if (spec.drop == Drop::kProbability) return "the smallest scores are dropped";
+  if (spec.batch_prioritized) return "tokens take slots by their scores";
+  if (spec.k > 1 && spec.normalize == Normalize::kAfter)
+    return "weights are normalized after drops";
+  if (spec.capacity == 0 && spec.capacity_factor <= 0) return "the capacity depends on counts";
+  return "";
+}
+
+Routing route(const at::Tensor& x, const RoutingSpec& spec, const at::Tensor& bias) {
+  const at::Tensor of_experts =
+      bias.defined() ? bias.detach().to(at::kFloat).contiguous() : at::Tensor();
+  const variable_list made = RouteFunction::apply(x, Options{spec, of_experts});
+  Routing routing = {.expert = made[4],
+                     .weight = made[0],
+                     .load_loss = made[2],
+                     .mean_score = made[1],
+                     .z_loss = made[3]};
+  if (spec.drop != Drop::kNone) routing.capacity = capacity(spec, x.size(0), x.size(1), 0);
+  const Slots slots = take_slots(routing.expert, spec, x.size(1), routing.capacity);
+  routing.slot = slots.slot;
+  routing.count = slots.count;
+  if (spec.drop != Drop::kNone)
+    routing.weight = at::where(routing.slot >= 0, routing.weight, at::zeros({}, x.options()));
+  return routing;
+}
+
+}  // namespace dovetail::moe::gpu
