@@ -75,11 +75,12 @@ int64_t limit_of(const RoutingSpec& spec, int64_t capacity) {
 /// Assigns slots to the choices `expert` (T, k) in the order of `sequence`. A negative `capacity`
 /// drops no choice.
 Slots slots_by_kernel(const at::Tensor& expert, const SlotSequence& sequence, const at::Tensor& out,
-                 const at::Tensor& drawn, int64_t experts, int64_t capacity) {
+                      const at::Tensor& drawn, int64_t experts, int64_t capacity) {
   Slots found{.slot = at::empty(expert.sizes(), expert.options()),
-              .count = at::zeros({experts}, expert.options().dtype(at::kLong))};
-  if (expert.numel() == 0 || expert.is_meta()) return found;
-  at::Tensor tile_counts = at::zeros({slot_tiles(expert.numel()), experts}, expert.options());
+              .count = at::empty({experts}, expert.options().dtype(at::kLong))};
+  if (expert.is_meta()) return found;
+  if (expert.numel() == 0) return found.count.zero_(), found;
+  at::Tensor tile_counts = at::empty({slot_tiles(expert.numel()), experts}, expert.options());
   cuda_kernels_for(kOp).assign_slots({.sequence = sequence,
                                       .experts = experts,
                                       .expert = expert.const_data_ptr<int32_t>(),

@@ -41,5 +41,10 @@ Ranks rank_choices(const at::Tensor& expert, const at::Tensor& order, const at::
 /// int32, contiguous. Choices with slot -1 are skipped. Slots may have gaps where a draw left some
 /// empty.
 Ranks rank_by_slot(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
+/// Does the same with Routing::kept. If it is defined, the slots are the ranks.
+inline Ranks ranks_of(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
+                      const at::Tensor& kept) {
+  return kept.defined() ? Ranks{slot, kept} : rank_by_slot(expert, slot, experts);
+}
 
 }  // namespace dovetail::moe::gpu

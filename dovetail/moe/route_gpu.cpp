@@ -11,6 +11,7 @@
 #include "dovetail/moe/choose_gpu.h"
 #include "dovetail/moe/cuda_kernels.h"
 #include "dovetail/moe/remedies.h"
+#include "dovetail/ops/simd_level.h"
 
 namespace dovetail::moe::gpu {
 
@@ -19,11 +20,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kOp = "moe_route";
-
-const float* data_or_null(const at::Tensor& x) {
-  return x.defined() ? x.const_data_ptr<float>() : nullptr;
-}
+constexpr const char* kRouteOp = "moe_route";
 
 bool on_16_bytes(const at::Tensor& rows) {
   return rows.size(1) % 4 == 0 && reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0;
@@ -62,7 +59,7 @@ class RouteFunction : public torch::autograd::Function<RouteFunction> {
     const RouteShape shape = shape_of(x, spec);
     const int64_t counted = spec.load_count == LoadCount::kFirstChoice ? 1 : spec.k;
     if (!x.is_meta())
-      cuda_kernels_for(kOp).route(
+      cuda_kernels_for(kRouteOp).route(
           {.shape = shape,
            .groups = spec.groups,
            .top_groups = spec.top_groups,
@@ -72,7 +69,7 @@ class RouteFunction : public torch::autograd::Function<RouteFunction> {
            .load_factor = static_cast<float>(static_cast<double>(experts) /
                                              static_cast<double>(tokens * counted)),
            .logits = x.const_data_ptr<float>(),
-           .bias = data_or_null(bias),
+           .bias = ops::data_or_null(bias),
            .expert = expert.mutable_data_ptr<int32_t>(),
            .weight = weight.mutable_data_ptr<float>(),
            .mean_score = mean_score.mutable_data_ptr<float>(),
@@ -97,14 +94,14 @@ class RouteFunction : public torch::autograd::Function<RouteFunction> {
     const auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &expert = saved[1], &relative_load = saved[2];
     variable_list depends_on = {gradients[0], gradients[1], gradients[2], gradients[3], x};
-    variable_list out = differentiate_once({kOp, kInFloat64}, depends_on, [&] {
+    variable_list out = differentiate_once({kRouteOp, kInFloat64}, depends_on, [&] {
       at::Tensor dx = at::empty_like(x);
       if (x.is_meta()) return variable_list{dx};
       variable_list of;  // the results' gradients, contiguous
       for (size_t i = 0; i < 4; ++i)
         of.push_back(gradients[i].defined() ? gradients[i].contiguous() : gradients[i]);
       const auto& options = context->saved_data;
-      cuda_kernels_for(kOp).route_gradient(
+      cuda_kernels_for(kRouteOp).route_gradient(
           {.shape = {.tokens = x.size(0),
                      .experts = x.size(1),
                      .k = options.at("k").toInt(),
@@ -115,10 +112,10 @@ class RouteFunction : public torch::autograd::Function<RouteFunction> {
            .logits = x.const_data_ptr<float>(),
            .expert = expert.const_data_ptr<int32_t>(),
            .relative_load = relative_load.const_data_ptr<float>(),
-           .dweight = data_or_null(of[0]),
-           .dmean_score = data_or_null(of[1]),
-           .dload_loss = data_or_null(of[2]),
-           .dz_loss = data_or_null(of[3]),
+           .dweight = ops::data_or_null(of[0]),
+           .dmean_score = ops::data_or_null(of[1]),
+           .dload_loss = ops::data_or_null(of[2]),
+           .dz_loss = ops::data_or_null(of[3]),
            .dlogits = dx.mutable_data_ptr<float>()});
       return variable_list{dx};
     });
@@ -148,6 +145,10 @@ std::string fused_route_obstacle(const at::Tensor& x, const RoutingSpec& spec,
   return "";
 }
 
+at::Tensor kept_choices(const at::Tensor& count, const RoutingSpec& spec, int64_t capacity) {
+  return spec.drop == Drop::kNone ? count : count.clamp_max(capacity);
+}
+
 Routing route(const at::Tensor& x, const RoutingSpec& spec, const at::Tensor& bias) {
   const at::Tensor of_experts =
       bias.defined() ? bias.detach().to(at::kFloat).contiguous() : at::Tensor();
@@ -161,6 +162,7 @@ Routing route(const at::Tensor& x, const RoutingSpec& spec, const at::Tensor& bi
   const Slots slots = take_slots(routing.expert, spec, x.size(1), routing.capacity);
   routing.slot = slots.slot;
   routing.count = slots.count;
+  routing.kept = kept_choices(slots.count, spec, routing.capacity);
   if (spec.drop != Drop::kNone)
     routing.weight = at::where(routing.slot >= 0, routing.weight, at::zeros({}, x.options()));
   return routing;

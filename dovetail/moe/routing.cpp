@@ -285,6 +285,8 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingIn
   }
   routing.slot = assign_slots(routing.expert, chosen_fixed, visiting_order(fixed, spec), drawn_out,
                               experts, routing.capacity, spec);
+  if (!x.is_cpu() && !inputs.draw.defined())
+    routing.kept = gpu::kept_choices(routing.count, spec, routing.capacity);
   set_weights(routing, x, scores, spec);
   return routing;
 }

@@ -4,7 +4,8 @@
 
 #include "dovetail/base/host_device.h"
 
-/// Sort orders and constants of routing (moe/routing.h) that the CPU code and the GPU kernels share.
+/// Sort orders and constants of routing (moe/routing.h) that the CPU code and the GPU kernels
+/// share.
 namespace dovetail::moe {
 
 /// Replaces smaller sums of scores, so that no quotient is infinite.

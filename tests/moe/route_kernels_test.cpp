@@ -19,6 +19,9 @@
 
 #include <limits>
 
+#include "dovetail/moe/choose.h"
+#include "dovetail/moe/choose_gpu.h"
+#include "dovetail/moe/device_rows.h"
 #include "dovetail/moe/route_gpu.h"
 #include "tests/moe/random.h"
 
@@ -26,6 +29,7 @@ namespace dovetail::moe::route_kernels_test {
 namespace {
 
 using testing::expect_close;
+using ::testing::HasSubstr;
 
 class RouteKernels : public ::testing::Test {
  protected:
@@ -81,6 +85,8 @@ void compare(const at::Tensor& logits, const RoutingSpec& spec, const at::Tensor
   EXPECT_TRUE(at::equal(a.slot, b.slot));
   EXPECT_TRUE(at::equal(a.count, b.count));
   EXPECT_EQ(a.capacity, b.capacity);
+  EXPECT_TRUE(
+      at::equal(a.kept, count_choices(b.expert.masked_select(b.slot >= 0), logits.size(1))));
   expect_same(a.weight, b.weight, "weight");
   expect_same(a.mean_score, b.mean_score, "mean_score");
   expect_same(a.load_loss, b.load_loss, "load_loss");
@@ -105,10 +111,14 @@ const std::vector<std::pair<int64_t, int64_t>> kSizes = {
 TEST_F(RouteKernels, GiveResultsAndGradientsOfTheCpu) {
   for (const auto& [tokens, experts] : kSizes)
     for (const RoutingSpec& base :
-         {RoutingSpec{.k = 1, .drop = Drop::kNone}, {.k = 2, .drop = Drop::kNone},
+         {RoutingSpec{.k = 1, .drop = Drop::kNone},
+          {.k = 2, .drop = Drop::kNone},
           {.k = 3, .normalize = Normalize::kNone, .scale = 2.5, .drop = Drop::kNone},
-          {.k = 4, .normalize = Normalize::kAfter, .slot_order = SlotOrder::kToken,
-           .drop = Drop::kNone, .load_count = LoadCount::kAllChoices}})
+          {.k = 4,
+           .normalize = Normalize::kAfter,
+           .slot_order = SlotOrder::kToken,
+           .drop = Drop::kNone,
+           .load_count = LoadCount::kAllChoices}})
       for (const Score score : {Score::kSoftmax, Score::kSigmoid}) {
         RoutingSpec spec = base;
         spec.score = score;
@@ -138,14 +148,18 @@ TEST_F(RouteKernels, LimitChoicesToGroups) {
     int64_t tokens, experts, groups, top_groups, k;
   };
   for (const auto& [tokens, experts, groups, top_groups, k] :
-       {Case{37, 12, 4, 2, 2}, Case{33, 16, 16, 3, 2}, Case{35, 30, 3, 1, 4},
-        Case{19, 64, 8, 4, 6}, Case{6, 130, 13, 3, 5}, Case{6, 256, 8, 4, 8},
-        Case{3, 1024, 32, 2, 3}, Case{2, 1000, 500, 4, 3}})
+       {Case{37, 12, 4, 2, 2}, Case{33, 16, 16, 3, 2}, Case{35, 30, 3, 1, 4}, Case{19, 64, 8, 4, 6},
+        Case{6, 130, 13, 3, 5}, Case{6, 256, 8, 4, 8}, Case{3, 1024, 32, 2, 3},
+        Case{2, 1000, 500, 4, 3}})
     for (const GroupScore group_score : {GroupScore::kTop2, GroupScore::kMax})
       for (const Score score : {Score::kSoftmax, Score::kSigmoid}) {
         SCOPED_TRACE(fmt::format("{} x {}, {} of {} groups", tokens, experts, top_groups, groups));
-        const RoutingSpec spec = {.k = k, .score = score, .drop = Drop::kNone, .groups = groups,
-                                  .top_groups = top_groups, .group_score = group_score};
+        const RoutingSpec spec = {.k = k,
+                                  .score = score,
+                                  .drop = Drop::kNone,
+                                  .groups = groups,
+                                  .top_groups = top_groups,
+                                  .group_score = group_score};
         compare(logits_of(tokens, experts), spec);
         compare(ties_of(tokens, experts), spec);
         compare(logits_of(tokens, experts), spec, random({experts}, 8).to(at::kFloat) / 4);
@@ -156,8 +170,8 @@ TEST_F(RouteKernels, DropChoicesByPosition) {
   for (const SlotOrder order : {SlotOrder::kChoice, SlotOrder::kToken})
     for (const Normalize normalize : {Normalize::kBefore, Normalize::kNone})
       for (const double factor : {0.4, 1.0, 3.0})
-        compare(logits_of(333, 7), {.k = 2, .normalize = normalize, .slot_order = order,
-                                    .capacity_factor = factor});
+        compare(logits_of(333, 7),
+                {.k = 2, .normalize = normalize, .slot_order = order, .capacity_factor = factor});
 }
 
 TEST_F(RouteKernels, CountNaNAsMinusInfinity) {
@@ -172,8 +186,12 @@ TEST_F(RouteKernels, CountNaNAsMinusInfinity) {
         logits[11].fill_(-kInfinity);
         logits[12][experts - 1] = kInfinity;
         logits.narrow(0, 20, 9).narrow(1, 1, experts - 2).fill_(-kInfinity);
-        compare(logits, {.k = 2, .score = score, .drop = Drop::kNone, .groups = 2,
-                         .top_groups = top_groups, .group_score = GroupScore::kMax});
+        compare(logits, {.k = 2,
+                         .score = score,
+                         .drop = Drop::kNone,
+                         .groups = 2,
+                         .top_groups = top_groups,
+                         .group_score = GroupScore::kMax});
       }
 }
 
@@ -203,7 +221,82 @@ TEST_F(RouteKernels, HaveNoSecondDerivative) {
   } catch (const std::exception& e) {
     error = e.what();
   }
-  EXPECT_THAT(error, ::testing::HasSubstr("moe_route has no second derivative"));
+  EXPECT_THAT(error, HasSubstr("moe_route has no second derivative"));
+}
+
+/// Draws, drops and another order: slots are as on the CPU.
+TEST_F(RouteKernels, AssignSlotsOfTheCpu) {
+  for (const auto& [tokens, experts] :
+       {std::pair<int64_t, int64_t>(0, 4), {1, 4}, {37, 12}, {700, 8}, {300, 400}})
+    for (const SlotOrder slot_order : {SlotOrder::kChoice, SlotOrder::kToken})
+      for (const Drop drop : {Drop::kPosition, Drop::kProbability, Drop::kNone})
+        for (const bool draws : {false, true})
+          for (const bool other : {false, true}) {
+            const RoutingSpec spec = {.slot_order = slot_order,
+                                      .batch_prioritized = other,
+                                      .drop = drop,
+                                      .draw_frees_slot = other};
+            const at::Tensor scores = at::softmax(ties_of(tokens, experts), 1),
+                             expert = choose_experts(scores, {}, {.k = 2}),
+                             weight = scores.gather(1, expert.to(at::kLong)),
+                             order = visiting_order(scores, spec),
+                             drawn = draws ? random({tokens}, 9) > 0 : at::Tensor();
+            EXPECT_TRUE(at::equal(gpu::assign_slots(expert, weight, order, drawn, experts, 9, spec),
+                                  assign_slots(expert, weight, order, drawn, experts, 9, spec)));
+            EXPECT_TRUE(
+                at::equal(gpu::count_choices(expert, experts), count_choices(expert, experts)));
+          }
+}
+
+DeviceRows place_by_kernel(const at::Tensor& expert, const at::Tensor& rank,
+                           const at::Tensor& count, int64_t places, int64_t capacity) {
+  at::Tensor begin = at::empty_like(count);
+  DeviceRows to = {.choice = at::full({places}, -7, at::kLong),
+                   .token = at::full({places}, -7, at::kInt),
+                   .places_of_token = at::full_like(expert, -7),
+                   .ends = at::full(count.sizes(), -7, at::kInt)};
+  cuda::place_rows({.tokens = expert.size(0),
+                    .k = expert.size(1),
+                    .experts = count.size(0),
+                    .places = places,
+                    .capacity = capacity,
+                    .spare = 1,
+                    .expert = expert.const_data_ptr<int32_t>(),
+                    .rank = rank.const_data_ptr<int32_t>(),
+                    .count = count.const_data_ptr<int64_t>(),
+                    .begin = begin.mutable_data_ptr<int64_t>(),
+                    .ends = to.ends.mutable_data_ptr<int32_t>(),
+                    .choice = to.choice.mutable_data_ptr<int64_t>(),
+                    .token = to.token.mutable_data_ptr<int32_t>(),
+                    .places_of_token = to.places_of_token.mutable_data_ptr<int32_t>()},
+                   nullptr);
+  return to;
+}
+
+void expect_same_rows(const DeviceRows& found, const DeviceRows& expected) {
+  EXPECT_TRUE(at::equal(found.choice, expected.choice));
+  EXPECT_TRUE(at::equal(found.token, expected.token));
+  EXPECT_TRUE(at::equal(found.places_of_token, expected.places_of_token));
+  EXPECT_TRUE(at::equal(found.ends, expected.ends));
+}
+
+/// The rows of device_rows, which ranks the slots itself. Slots without gaps are the ranks.
+TEST_F(RouteKernels, PlaceRowsOfTheCpu) {
+  for (const auto& [tokens, experts] :
+       {std::pair<int64_t, int64_t>(0, 3), {1, 4}, {37, 12}, {300, 7}, {61, 600}})
+    for (const RoutingSpec& spec : {RoutingSpec{.k = 1, .drop = Drop::kNone},
+                                    {.k = 3, .drop = Drop::kNone},
+                                    {.k = 2, .capacity_factor = 0.6}}) {
+      SCOPED_TRACE(fmt::format("{} x {}, k = {}", tokens, experts, spec.k));
+      const Routing r = route(logits_of(tokens, experts), spec);
+      const at::Tensor kept = count_choices(r.expert.masked_select(r.slot >= 0), experts);
+      for (const int64_t capacity : {int64_t{0}, int64_t{2}, r.capacity + 3}) {
+        const DeviceRows expected = device_rows(r.expert, r.slot, experts, capacity);
+        expect_same_rows(device_rows(r.expert, r.slot, experts, capacity, kept), expected);
+        expect_same_rows(place_by_kernel(r.expert, r.slot, kept, expected.places(), capacity),
+                         expected);
+      }
+    }
 }
 
 TEST_F(RouteKernels, RefuseWhatTheyDoNotCover) {

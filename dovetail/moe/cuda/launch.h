@@ -15,7 +15,7 @@ void route_gradient(const RouteGradientProblem& problem, Stream stream);
 void choose(const ChooseProblem& problem, Stream stream);
 void score_groups(const GroupScoreProblem& problem, Stream stream);
 void assign_slots(const SlotProblem& problem, Stream stream);
-void sort_rows(const RowsProblem& problem, Stream stream);
+void place_rows(const RowsProblem& problem, Stream stream);
 void gather_rows(const PlacedRowsProblem& problem, Stream stream);
 void sum_rows(const SumRowsProblem& problem, Stream stream);
 

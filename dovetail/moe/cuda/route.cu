@@ -5,7 +5,8 @@
 #include "dovetail/ops/cuda/block.cuh"
 #include "dovetail/ops/cuda/queue.cuh"
 
-// Scores, choices, weights and losses of routing, and their gradient. T tokens, E experts, k choices.
+// Scores, choices, weights and losses of routing, and their gradient. T tokens, E experts, k
+// choices.
 //
 // Bytes of memory traffic for each token. Rates are an H100's data sheet, 3.35 TB/s. Computed, not
 // measured:
@@ -13,8 +14,8 @@
 //   backward: 8 E + 8 k. The same sizes: 8.7 MB, 2.6 us.
 // So below some 50,000 tokens the launches bound the time.
 //
-// A team of kLanes lanes (threads of one warp) holds the row of a token in registers, as vectors of
-// four experts. tests/moe/route_kernels_test.cpp compiles this file for a CPU.
+// A team of kLanes lanes holds the row of a token in registers, as vectors of four experts. Lanes
+// are threads of one warp. tests/moe/route_kernels_test.cpp compiles this file for a CPU.
 
 namespace dovetail::moe::cuda {
 namespace {
@@ -48,9 +49,10 @@ struct Team {
   static_assert(kPerLane <= 32, "a bit of a word for each column of a lane");
   int lane = static_cast<int>(threadIdx.x) % kLanes, index = static_cast<int>(threadIdx.x) / kLanes;
   /// Lanes of the warp that form the team.
-  unsigned mask = kLanes == kWarp ? ~0u
-                                  : ((1u << kLanes % kWarp) - 1)
-                                        << (static_cast<int>(threadIdx.x) % kWarp / kLanes * kLanes);
+  unsigned mask = kLanes == kWarp
+                      ? ~0u
+                      : ((1u << kLanes % kWarp) - 1)
+                            << (static_cast<int>(threadIdx.x) % kWarp / kLanes * kLanes);
 
   __device__ int column(int i) const {
     return (i / kVector * kLanes + lane) * kVector + i % kVector;
@@ -59,8 +61,7 @@ struct Team {
   __device__ int64_t stride() const { return int64_t{gridDim.x} * kTeams; }
 
   __device__ float sum(float x) const {
-    for (int offset = kLanes / 2; offset > 0; offset /= 2)
-      x += __shfl_xor_sync(mask, x, offset);
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(mask, x, offset);
     return x;
   }
   __device__ float max(float x) const {
@@ -314,11 +315,14 @@ __global__ void __launch_bounds__(kFinishThreads) finish_kernel(RouteProblem p, 
   *p.z_loss = square / tokens;
 }
 
-/// Gradient of the logits. With p the scores and w the chosen weights:
-///   softmax  dx = p (dp - sum of p dp)
-///   sigmoid  dx = dp p (1 - p)
-/// dp adds the gradients through w, which `normalized` divides by the sum of chosen scores, and
-/// through the shares of mean_score. The z-loss adds 2 logsumexp softmax(x) dz / T.
+/// Gradient of the logits. With p the scores:
+///
+/// - softmax: dx = p (dp - sum of p dp)
+/// - sigmoid: dx = dp p (1 - p)
+///
+/// dp adds two gradients. One comes through the weights, which are divided by the sum of chosen
+/// scores if `normalized`. The other comes through the shares of mean_score. The z-loss adds
+/// 2 logsumexp softmax(x) dz / T to dx.
 template <int kLanes, int kVectors>
 __global__ void __launch_bounds__(kThreads) route_gradient_kernel(RouteGradientProblem p) {
   using Lanes = Team<kLanes, kVectors>;
@@ -439,8 +443,8 @@ void differentiate_by(TeamSize<kLanes, kVectors>, const RouteGradientProblem& p,
 void route(const RouteProblem& p, Stream stream) {
   const auto parts = static_cast<unsigned>(route_parts(p.shape.tokens));
   with_team(p.shape.experts, [&](auto team) { route_by(team, p, parts, stream); });
-  queue(finish_kernel, static_cast<unsigned>((p.shape.experts + kWarp - 1) / kWarp),
-        kFinishThreads, stream, p, static_cast<int>(parts));
+  queue(finish_kernel, static_cast<unsigned>((p.shape.experts + kWarp - 1) / kWarp), kFinishThreads,
+        stream, p, static_cast<int>(parts));
 }
 
 void route_gradient(const RouteGradientProblem& p, Stream stream) {
