@@ -60,18 +60,27 @@ at::Tensor score_groups(const at::Tensor& scores, const at::Tensor& bias, const 
   return group_scores;
 }
 
-struct Slots {
-  at::Tensor slot, count;
-};
+SlotSequence sequence_of(const at::Tensor& expert, const at::Tensor& order,
+                         const RoutingSpec& spec) {
+  return {.order = pointer<int64_t>(order),
+          .tokens = expert.size(0),
+          .k = expert.size(1),
+          .by_token = spec.slot_order == SlotOrder::kToken};
+}
+
+int64_t limit_of(const RoutingSpec& spec, int64_t capacity) {
+  return spec.drop == Drop::kPosition ? capacity : kDropped;
+}
 
 /// Assigns slots to the choices `expert` (T, k) in the order of `sequence`. A negative `capacity`
 /// drops no choice.
-Slots take_slots(const at::Tensor& expert, const SlotSequence& sequence, const at::Tensor& out,
-                 const at::Tensor& drawn, int64_t experts, int64_t capacity) {
+Slots slots_by_kernel(const at::Tensor& expert, const SlotSequence& sequence, const at::Tensor& out,
+                      const at::Tensor& drawn, int64_t experts, int64_t capacity) {
   Slots found{.slot = at::empty(expert.sizes(), expert.options()),
-              .count = at::zeros({experts}, expert.options().dtype(at::kLong))};
-  if (expert.numel() == 0 || expert.is_meta()) return found;
-  at::Tensor tile_counts = at::zeros({slot_tiles(expert.numel()), experts}, expert.options());
+              .count = at::empty({experts}, expert.options().dtype(at::kLong))};
+  if (expert.is_meta()) return found;
+  if (expert.numel() == 0) return found.count.zero_(), found;
+  at::Tensor tile_counts = at::empty({slot_tiles(expert.numel()), experts}, expert.options());
   cuda_kernels_for(kOp).assign_slots({.sequence = sequence,
                                       .experts = experts,
                                       .expert = expert.const_data_ptr<int32_t>(),
@@ -109,7 +118,7 @@ Ranks rank_choices(const at::Tensor& expert, const at::Tensor& order, const at::
                    int64_t experts) {
   const SlotSequence sequence{
       .order = pointer<int64_t>(order), .tokens = expert.numel(), .k = 1, .by_token = true};
-  const Slots found = take_slots(expert, sequence, out, {}, experts, kDropped);
+  const Slots found = slots_by_kernel(expert, sequence, out, {}, experts, kDropped);
   return {.rank = found.slot, .count = found.count};
 }
 
@@ -132,13 +141,15 @@ at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, cons
     out.select(1, 1).copy_(drawn_out);
   }
   if (spec.drop == Drop::kProbability) out = beyond_largest(expert, weight, out, experts, capacity);
-  const SlotSequence sequence{.order = pointer<int64_t>(order),
-                              .tokens = expert.size(0),
-                              .k = expert.size(1),
-                              .by_token = spec.slot_order == SlotOrder::kToken};
-  return take_slots(expert, sequence, out, drawn_out, experts,
-                    spec.drop == Drop::kPosition ? capacity : kDropped)
+  return slots_by_kernel(expert, sequence_of(expert, order, spec), out, drawn_out, experts,
+                         limit_of(spec, capacity))
       .slot;
+}
+
+Slots take_slots(const at::Tensor& expert, const RoutingSpec& spec, int64_t experts,
+                 int64_t capacity) {
+  return slots_by_kernel(expert, sequence_of(expert, {}, spec), {}, {}, experts,
+                         limit_of(spec, capacity));
 }
 
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity) {

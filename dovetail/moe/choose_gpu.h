@@ -16,6 +16,15 @@ at::Tensor count_choices(const at::Tensor& expert, int64_t experts);
 at::Tensor assign_slots(const at::Tensor& expert, const at::Tensor& weight, const at::Tensor& order,
                         const at::Tensor& drawn_out, int64_t experts, int64_t capacity,
                         const RoutingSpec& spec);
+/// Slots of choices that neither a draw nor a probability drops, and loads.
+struct Slots {
+  at::Tensor slot;   ///< (T, k) int32: result of assign_slots
+  at::Tensor count;  ///< (experts) int64: number of choices of each expert, dropped ones included
+};
+/// Assigns slots in the order of spec.slot_order and of the tokens' indices. expert: (T, k) int32,
+/// contiguous. Only Drop::kPosition reads `capacity`.
+Slots take_slots(const at::Tensor& expert, const RoutingSpec& spec, int64_t experts,
+                 int64_t capacity);
 at::Tensor choose_rows(const at::Tensor& scores, int64_t capacity);
 
 /// Result of `rank_choices`.
@@ -32,5 +41,10 @@ Ranks rank_choices(const at::Tensor& expert, const at::Tensor& order, const at::
 /// int32, contiguous. Choices with slot -1 are skipped. Slots may have gaps where a draw left some
 /// empty.
 Ranks rank_by_slot(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
+/// Does the same with Routing::kept. If it is defined, the slots are the ranks.
+inline Ranks ranks_of(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
+                      const at::Tensor& kept) {
+  return kept.defined() ? Ranks{slot, kept} : rank_by_slot(expert, slot, experts);
+}
 
 }  // namespace dovetail::moe::gpu

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "dovetail/base/error.h"
@@ -42,55 +43,56 @@ gpu::Ranks rank_on_cpu(const at::Tensor& expert, const at::Tensor& slot, int64_t
   return out;
 }
 
-/// Writes choice and token of each taken place. Returns the place of each choice, (T, k); -1: none.
-at::Tensor place_choices(const at::Tensor& expert, const at::Tensor& rank, const at::Tensor& begin,
-                         const DeviceRows& to) {
-  at::Tensor place = at::empty(expert.sizes(), expert.options());
-  if (expert.is_meta() || expert.numel() == 0) return place;
-  const RowsProblem problem = {.choices = expert.numel(),
-                               .k = expert.size(1),
-                               .expert = expert.const_data_ptr<int32_t>(),
-                               .rank = rank.const_data_ptr<int32_t>(),
-                               .begin = begin.const_data_ptr<int64_t>(),
-                               .choice = to.choice.mutable_data_ptr<int64_t>(),
-                               .token = to.token.mutable_data_ptr<int32_t>(),
-                               .row = place.mutable_data_ptr<int32_t>()};
-  if (expert.is_cuda()) {
-    cuda_kernels_for(kExpertsOp).sort_rows(problem);
-    return place;
+/// Does as kernel `place_rows` for choices on the CPU.
+void place_on_cpu(const RowsProblem& p) {
+  int64_t next = 0;
+  for (int64_t e = 0; e < p.experts; ++e) {
+    p.begin[e] = next;
+    next += p.capacity > 0 ? p.capacity : p.count[e] + p.spare;
+    p.ends[e] = static_cast<int32_t>(next);
   }
-  for (int64_t i = 0; i < problem.choices; ++i) {
-    problem.row[i] = kDropped;
-    if (problem.rank[i] < 0) continue;
-    const int64_t p = problem.begin[problem.expert[i]] + problem.rank[i];
-    problem.row[i] = static_cast<int32_t>(p);
-    problem.choice[p] = i;
-    problem.token[p] = static_cast<int32_t>(i / problem.k);
+  std::fill_n(p.choice, p.places, p.tokens * p.k);
+  std::fill_n(p.token, p.places, 0);
+  for (int64_t choice = 0; choice < p.tokens * p.k; ++choice) {
+    int32_t& place = p.places_of_token[choice];
+    place = kDropped;
+    const int64_t rank = p.rank[choice];
+    if (rank < 0 || (p.capacity > 0 && rank >= p.capacity)) continue;
+    place = static_cast<int32_t>(p.begin[p.expert[choice]] + rank);
+    p.choice[place] = choice;
+    p.token[place] = static_cast<int32_t>(choice / p.k);
   }
-  return place;
+  for (int64_t t = 0; t < p.tokens; ++t)
+    std::sort(p.places_of_token + t * p.k, p.places_of_token + (t + 1) * p.k);
 }
 
-DeviceRows number_places(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
-                         int64_t capacity, int64_t places, bool whole) {
+DeviceRows number_places(const at::Tensor& expert, const at::Tensor& slot, const at::Tensor& kept,
+                         int64_t experts, int64_t capacity, int64_t places) {
   const auto longs = expert.options().dtype(at::kLong);
-  const gpu::Ranks ranks = expert.is_cpu() ? rank_on_cpu(expert, slot, experts)
-                                           : gpu::rank_by_slot(expert, slot, experts);
-  const at::Tensor number = at::arange(experts, longs);
-  at::Tensor begin, ends, rank = ranks.rank;
-  if (capacity > 0) {
-    begin = number * capacity;
-    ends = begin + capacity;
-    rank = rank.masked_fill(rank >= capacity, kDropped);
-  } else {
-    ends = ranks.count.cumsum(0) + number + 1;
-    begin = ends - ranks.count - 1;
-    if (whole) ends.select(0, experts - 1).fill_(places);
-  }
-  DeviceRows to = {.choice = at::full({places}, expert.numel(), longs),
-                   .token = at::zeros({places}, expert.options()),
-                   .places_of_token = {},
-                   .ends = ends.to(at::kInt)};
-  to.places_of_token = std::get<0>(at::sort(place_choices(expert, rank, begin, to), 1));
+  const gpu::Ranks ranks = expert.is_cpu() && !kept.defined()
+                               ? rank_on_cpu(expert, slot, experts)
+                               : gpu::ranks_of(expert, slot, experts, kept);
+  DeviceRows to = {.choice = at::empty({places}, longs),
+                   .token = at::empty({places}, expert.options()),
+                   .places_of_token = at::empty(expert.sizes(), expert.options()),
+                   .ends = at::empty({experts}, expert.options())};
+  if (expert.is_meta()) return to;
+  at::Tensor begin = at::empty({experts}, longs);
+  const RowsProblem problem = {.tokens = expert.size(0),
+                               .k = expert.size(1),
+                               .experts = experts,
+                               .places = places,
+                               .capacity = capacity,
+                               .spare = 1,
+                               .expert = expert.const_data_ptr<int32_t>(),
+                               .rank = ranks.rank.const_data_ptr<int32_t>(),
+                               .count = ranks.count.const_data_ptr<int64_t>(),
+                               .begin = begin.mutable_data_ptr<int64_t>(),
+                               .ends = to.ends.mutable_data_ptr<int32_t>(),
+                               .choice = to.choice.mutable_data_ptr<int64_t>(),
+                               .token = to.token.mutable_data_ptr<int32_t>(),
+                               .places_of_token = to.places_of_token.mutable_data_ptr<int32_t>()};
+  expert.is_cuda() ? cuda_kernels_for(kExpertsOp).place_rows(problem) : place_on_cpu(problem);
   return to;
 }
 
@@ -229,15 +231,16 @@ class CombinePlacesFunction : public torch::autograd::Function<CombinePlacesFunc
 }  // namespace
 
 DeviceRows device_rows(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
-                       int64_t capacity, bool whole) {
+                       int64_t capacity, const at::Tensor& kept, bool whole) {
   const int64_t places = capacity > 0 ? experts * capacity : expert.numel() + experts;
   user_check(places <= std::numeric_limits<int32_t>::max(),
              "experts: {} rows are more than an int32 can number; use smaller micro-batches",
              places);
   const auto made = operation(
-      "dovetail::moe_device_rows", {.reads = {expert, slot}}, [=](const Operands& inputs) {
-        const auto [expert, slot] = inputs.read<2>();
-        const DeviceRows to = number_places(expert, slot, experts, capacity, places, whole);
+      "dovetail::moe_device_rows", {.reads = {expert, slot, kept}}, [=](const Operands& inputs) {
+        const auto [expert, slot, kept] = inputs.read<3>();
+        const DeviceRows to = number_places(expert, slot, kept, experts, capacity, places);
+        if (whole) to.ends.select(0, experts - 1).fill_(places);
         return std::vector{to.choice, to.token, to.places_of_token, to.ends};
       });
   return {made[0], made[1], made[2], made[3]};

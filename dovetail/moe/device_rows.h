@@ -33,9 +33,10 @@ struct DeviceRows {
 
 /// Makes the places of the choices `expert` and `slot`, (T, k) int32, which are members of a
 /// Routing. Slot -1: dropped. capacity: places of each expert; 0: dropless. A choice for which a
-/// capacity has no place counts as dropped. Runs on a GPU, the CPU or the meta device.
+/// capacity has no place counts as dropped. kept: Routing::kept; undefined: slots may have gaps.
+/// Runs on a GPU, the CPU or the meta device.
 DeviceRows device_rows(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
-                       int64_t capacity = 0, bool whole = false);
+                       int64_t capacity = 0, const at::Tensor& kept = {}, bool whole = false);
 
 /// Returns (P, C): the row of x (T, C) for each place, zeros in spare places. x is float32 or
 /// bfloat16. Differentiable.

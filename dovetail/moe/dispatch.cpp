@@ -89,14 +89,15 @@ Dispatch dispatch_on_cpu(const at::Tensor& expert, const at::Tensor& slot, int64
 
 }  // namespace
 
-Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
-  return expert.is_cuda() ? Dispatch(gpu::dispatch(expert, slot, experts))
+Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
+                  const at::Tensor& kept) {
+  return expert.is_cuda() ? Dispatch(gpu::dispatch(expert, slot, experts, kept))
                           : dispatch_on_cpu(expert, slot, experts, 0);
 }
 
 Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
-                         int64_t capacity) {
-  if (expert.is_cuda()) return padded(gpu::dispatch(expert, slot, experts), capacity);
+                         int64_t capacity, const at::Tensor& kept) {
+  if (expert.is_cuda()) return padded(gpu::dispatch(expert, slot, experts, kept), capacity);
   user_check(capacity > 0 || !operations_are_recorded(),
              "moe: experts have no places in a chunk; a lower parallel.overlap or a higher "
              "capacity_factor gives them some");

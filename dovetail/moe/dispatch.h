@@ -91,14 +91,16 @@ class Dispatch {
 };
 
 /// Makes the dropless dispatch from `expert` and `slot`, (T, k) int32, which are members of a
-/// Routing. Slot -1: dropped. On a GPU, the numbers of rows of the experts are copied to the host,
-/// which waits for them. A recorded step may use this function if the experts are one operation on
-/// all rows, and no choice is dropped.
-Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
+/// Routing. Slot -1: dropped. kept: Routing::kept, which only a GPU reads; undefined: slots may
+/// have gaps. On a GPU, the numbers of rows of the experts are copied to the host, which waits for
+/// them. A recorded step may use this function if the experts are one operation on all rows, and no
+/// choice is dropped.
+Dispatch dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
+                  const at::Tensor& kept = {});
 /// Makes the dispatch padded to `capacity` places for each expert. No expert may have more rows. A
 /// recorded step may use this function.
 Dispatch padded_dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
-                         int64_t capacity);
+                         int64_t capacity, const at::Tensor& kept = {});
 
 /// Copies rows that were made on the CPU to `device`. On a GPU, `rows_of_token` is set as well, for
 /// `tokens` tokens of at most `k` rows each.

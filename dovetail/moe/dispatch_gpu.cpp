@@ -15,35 +15,41 @@ const int64_t* places_or_null(const at::Tensor& place) {
 }
 
 /// Fills the rows of `out`, whose offsets are set.
-void sort_rows(const at::Tensor& expert, const Ranks& ranks, DispatchedRows& out) {
-  const at::Tensor begin = at::cumsum(ranks.count, 0) - ranks.count;
-  at::Tensor row = at::empty(expert.sizes(), expert.options());
-  out.choice = at::empty({out.size()}, expert.options().dtype(at::kLong));
+void place_rows(const at::Tensor& expert, const Ranks& ranks, DispatchedRows& out) {
+  at::Tensor begin = at::empty_like(ranks.count), ends = at::empty(begin.sizes(), expert.options());
+  out.choice = at::empty({out.size()}, begin.options());
   out.token = at::empty({out.size()}, expert.options());
+  out.rows_of_token = at::empty(expert.sizes(), expert.options());
   if (expert.numel() > 0) {
     cuda_kernels_for("moe_dispatch")
-        .sort_rows({.choices = expert.numel(),
-                    .k = expert.size(1),
-                    .expert = expert.const_data_ptr<int32_t>(),
-                    .rank = ranks.rank.const_data_ptr<int32_t>(),
-                    .begin = begin.const_data_ptr<int64_t>(),
-                    .choice = out.choice.mutable_data_ptr<int64_t>(),
-                    .token = out.token.mutable_data_ptr<int32_t>(),
-                    .row = row.mutable_data_ptr<int32_t>()});
+        .place_rows({.tokens = expert.size(0),
+                     .k = expert.size(1),
+                     .experts = begin.size(0),
+                     .places = out.size(),
+                     .capacity = 0,
+                     .spare = 0,
+                     .expert = expert.const_data_ptr<int32_t>(),
+                     .rank = ranks.rank.const_data_ptr<int32_t>(),
+                     .count = ranks.count.const_data_ptr<int64_t>(),
+                     .begin = begin.mutable_data_ptr<int64_t>(),
+                     .ends = ends.mutable_data_ptr<int32_t>(),
+                     .choice = out.choice.mutable_data_ptr<int64_t>(),
+                     .token = out.token.mutable_data_ptr<int32_t>(),
+                     .places_of_token = out.rows_of_token.mutable_data_ptr<int32_t>()});
   }
-  out.rows_of_token = std::get<0>(at::sort(row, 1));
 }
 
 }  // namespace
 
-DispatchedRows dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts) {
-  const Ranks ranks = rank_by_slot(expert, slot, experts);
+DispatchedRows dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
+                        const at::Tensor& kept) {
+  const Ranks ranks = ranks_of(expert, slot, experts, kept);
   const at::Tensor counts = ranks.count.cpu();
   DispatchedRows out;
   out.offsets.push_back(0);
   for (int64_t e = 0; e < experts; ++e)
     out.offsets.push_back(out.offsets.back() + counts.const_data_ptr<int64_t>()[e]);
-  sort_rows(expert, ranks, out);
+  place_rows(expert, ranks, out);
   return out;
 }
 

@@ -12,7 +12,8 @@ namespace dovetail::moe::gpu {
 
 /// Computes the rows for moe::dispatch on the GPU. Copies the numbers of rows of the experts to the
 /// host, which waits for them.
-DispatchedRows dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts);
+DispatchedRows dispatch(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
+                        const at::Tensor& kept);
 
 /// Copies tokens to rows: y[place[r]] = weight[r] x[token[r]]. An undefined weight counts as 1.
 /// Other rows of y stay as they are. If `other` (of y's shape) and `dots` (R) are defined, dots[r]

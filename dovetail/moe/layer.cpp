@@ -73,20 +73,21 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   if (on_device) {
     // Without any place, an expert still has a spare one.
     const int64_t places = capacity ? std::max<int64_t>(*capacity, 1) : 0;
-    y = feed_forward(
-        rows, routing.weight,
-        device_rows(routing.expert, routing.slot, config_.experts, places, fixed_sizes_),
-        local.weights);
+    y = feed_forward(rows, routing.weight,
+                     device_rows(routing.expert, routing.slot, config_.experts, places,
+                                 routing.kept, fixed_sizes_),
+                     local.weights);
   } else if (ranks_) {
     y = parallel_feed_forward(rows, routing.weight, routing.expert, routing.slot, local, *ranks_,
                               layout_, capacity);
   } else if (capacity) {
     y = padded_feed_forward(
         rows, routing.weight,
-        padded_dispatch(routing.expert, routing.slot, config_.experts, *capacity), local);
+        padded_dispatch(routing.expert, routing.slot, config_.experts, *capacity, routing.kept),
+        local);
   } else {
-    y = run_experts(rows, routing.weight, dispatch(routing.expert, routing.slot, config_.experts),
-                    local);
+    y = run_experts(rows, routing.weight,
+                    dispatch(routing.expert, routing.slot, config_.experts, routing.kept), local);
   }
   y = y.to(x.scalar_type());
   if (shared_) y = y + shared_->forward(rows);
@@ -113,12 +114,17 @@ void Layer::reset_load() {
 }
 
 void Layer::add_to_load(const Routing& routing) {
-  operation_once("dovetail::moe_count_load", {.reads = {routing.count, routing.slot}},
+  operation_once("dovetail::moe_count_load", {.reads = {routing.count, routing.slot, routing.kept}},
                  [this](const Operands& inputs) {
-                   const auto [count, slot] = inputs.read<2>();
+                   const auto [count, slot, kept] = inputs.read<3>();
                    if (load_.device() != count.device()) load_ = load_.to(count.device());
                    load_.narrow(0, 0, config_.experts).add_(count);
-                   load_.select(0, config_.experts).add_(count.sum()).sub_(slot.ge(0).sum());
+                   at::Tensor dropped = load_.select(0, config_.experts);
+                   if (!kept.defined()) {
+                     dropped.add_(count.sum()).sub_(slot.ge(0).sum());
+                   } else if (!kept.is_same(count)) {  // the same tensor: none is dropped
+                     dropped.add_((count - kept).sum());
+                   }
                    return std::vector<at::Tensor>();
                  });
 }
@@ -241,7 +247,7 @@ std::string describe_products(const Layers& layers) {
   }
   for (const auto& [name, layer] : layers) {
     const std::string reason = layer->router().host_obstacle();
-    if (!reason.empty()) return text + "; " + reason;
+    if (!reason.empty()) return fmt::format("{}; {}", text, reason);
   }
   return text;
 }

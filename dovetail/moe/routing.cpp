@@ -16,13 +16,14 @@
 #include "dovetail/moe/choose.h"
 #include "dovetail/moe/known_choices.h"
 #include "dovetail/moe/names.h"
+#include "dovetail/moe/route_gpu.h"
+#include "dovetail/moe/slot_order.h"
 #include "dovetail/ops/simd_level.h"
 
 namespace dovetail::moe {
 
 namespace {
 
-constexpr double kLeastSum = 1e-20;
 constexpr int64_t kLeastMeshCapacity = 4;
 
 void check_chosen(const at::Tensor& chosen, const at::Tensor& logits, const RoutingSpec& spec) {
@@ -256,6 +257,8 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingIn
       spec.selection == Selection::kSinkhorn || spec.selection == Selection::kBase;
   if (x.is_meta() && (on_cpu_alone || !runs_on_meta())) return shapes_alone(x, spec.k);
   const TraceSpan span("dovetail::moe_route");
+  if (!x.is_cpu() && gpu::fused_route_obstacle(x, spec, inputs).empty())
+    return gpu::route(x, spec, inputs.bias);
 
   const at::Tensor scores = scores_of(x, spec);
   const at::Tensor fixed = scores.detach().contiguous();
@@ -274,6 +277,8 @@ Routing route(const at::Tensor& logits, const RoutingSpec& spec, const RoutingIn
   }
   routing.slot = assign_slots(routing.expert, chosen_fixed, visiting_order(fixed, spec), drawn_out,
                               experts, routing.capacity, spec);
+  if (!x.is_cpu() && !inputs.draw.defined())
+    routing.kept = gpu::kept_choices(routing.count, spec, routing.capacity);
   set_weights(routing, x, scores, spec);
   return routing;
 }

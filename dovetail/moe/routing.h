@@ -83,6 +83,9 @@ struct Routing {
   at::Tensor slot;    ///< (T, k) int32: slot of each choice; -1: dropped
   at::Tensor weight;  ///< (T, k): weight of each choice; 0: dropped
   at::Tensor count;   ///< (E) int64: number of choices of each expert, dropped ones included
+  /// (E) int64: number of kept choices of each expert. Their slots are 0 to kept - 1, without gaps.
+  /// Undefined on the CPU, and where a random draw may leave gaps.
+  at::Tensor kept;
   /// Scalar E sum_e f_e P_e, which is 1 for an even load. f_e: fraction of the counted choices
   /// (LoadCount) that chose expert e. P_e: mean p of expert e.
   at::Tensor load_loss;

@@ -4,8 +4,12 @@
 
 #include "dovetail/base/host_device.h"
 
-/// Sort orders of routing (moe/routing.h) that the CPU code and the GPU kernels share.
+/// Sort orders and constants of routing (moe/routing.h) that the CPU code and the GPU kernels
+/// share.
 namespace dovetail::moe {
+
+/// Replaces smaller sums of scores, so that no quotient is infinite.
+inline constexpr double kLeastSum = 1e-20;
 
 /// Returns true if entry (value, index) precedes entry (other_value, other_index). Values descend;
 /// ties go to the lowest index.

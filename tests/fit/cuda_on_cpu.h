@@ -170,6 +170,7 @@ using cudaError_t = int;
 
 inline void __syncthreads() { cuda_on_cpu::Block::current_block->wait_for_block(); }
 inline void __syncwarp(unsigned lanes) { cuda_on_cpu::Block::current_block->wait_for_lanes(lanes); }
+inline void __threadfence() {}
 template <class T>
 T __shfl_xor_sync(unsigned lanes, T value, int mask) {
   auto& block = *cuda_on_cpu::Block::current_block;

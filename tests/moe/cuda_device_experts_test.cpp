@@ -116,6 +116,13 @@ TEST_F(CudaDeviceExperts, PlacesAreThoseOfTheCpu) {
     EXPECT_TRUE(at::equal(gpu.token.cpu(), cpu.token));
     EXPECT_TRUE(at::equal(gpu.places_of_token.cpu(), cpu.places_of_token));
     EXPECT_TRUE(at::equal(gpu.ends.cpu(), cpu.ends));
+    const at::Tensor kept = c.routing.count.clamp_max(c.routing.capacity).cuda();
+    const DeviceRows known =
+        device_rows(c.routing.expert.cuda(), c.routing.slot.cuda(), 7, capacity, kept);
+    EXPECT_TRUE(at::equal(known.choice.cpu(), cpu.choice));
+    EXPECT_TRUE(at::equal(known.token.cpu(), cpu.token));
+    EXPECT_TRUE(at::equal(known.places_of_token.cpu(), cpu.places_of_token));
+    EXPECT_TRUE(at::equal(known.ends.cpu(), cpu.ends));
   }
 }
 

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -116,6 +118,15 @@ at::Tensor steps(int64_t tokens, int64_t experts) {
 TEST_F(CudaRouting, RoutesAndGradientsAreThoseOfTheCpu) {
   for (const auto& [tokens, experts] : kSizes) {
     for (const auto& base : {RoutingSpec{.k = 1},
+                             {.k = 1, .drop = Drop::kNone},
+                             {.k = 3, .scale = 2.5, .drop = Drop::kNone},
+                             {.k = 4, .score = Score::kSigmoid, .drop = Drop::kNone},
+                             {.k = 2, .normalize = Normalize::kNone, .capacity_factor = 0.5},
+                             {.k = 1,
+                              .drop = Drop::kNone,
+                              .groups = 4,
+                              .top_groups = 2,
+                              .group_score = GroupScore::kMax},
                              {.k = 3, .score = Score::kSigmoid, .drop = Drop::kProbability},
                              {.k = 2, .normalize = Normalize::kAfter, .capacity_factor = 0.5},
                              {.k = 2, .capacity_factor = 0},
@@ -147,6 +158,45 @@ TEST_F(CudaRouting, RoutesAndGradientsAreThoseOfTheCpu) {
   }
 }
 
+/// Each size of a team of lanes, and sums over many blocks (cuda/route.cu). Scores and biases have
+/// few values, so that no rounding changes the order.
+TEST_F(CudaRouting, FewKernelsAreThoseOfTheCpuInEachPart) {
+  for (const int64_t experts : {1, 7, 16, 31, 64, 99, 128, 256, 300, 512, 1000, 1024})
+    for (const int64_t tokens : {1, 33, 4099})
+      for (const Score score : {Score::kSoftmax, Score::kSigmoid})
+        for (const int64_t groups : {1, 2}) {
+          if (experts % groups != 0) continue;
+          const RoutingSpec spec = {.k = std::min<int64_t>(3, experts / groups),
+                                    .score = score,
+                                    .drop = Drop::kNone,
+                                    .groups = groups,
+                                    .group_score = GroupScore::kMax,
+                                    .load_count = LoadCount::kAllChoices};
+          const auto run = [&](at::Device device) {
+            const at::Tensor x = steps(tokens, experts).to(device, at::kFloat).requires_grad_(),
+                             bias = (random({experts}, 8) > 0).to(device, at::kFloat) / 4;
+            const Routing r = route(x, spec, {.bias = bias});
+            const at::Tensor upstream = random(r.weight.sizes(), 12).to(device, at::kFloat),
+                             of_mean = random({experts}, 13).to(device, at::kFloat);
+            ((r.weight * upstream).sum() +
+             ((r.mean_score * of_mean).sum() + r.load_loss + 0.3 * r.z_loss) * tokens)
+                .backward();
+            return std::pair(r, x.grad());
+          };
+          const auto [cpu, cpu_gradient] = run(at::kCPU);
+          const auto [gpu, gpu_gradient] = run(at::kCUDA);
+          SCOPED_TRACE(std::to_string(tokens) + " tokens, " + std::to_string(experts) + " experts");
+          EXPECT_TRUE(at::equal(gpu.expert.cpu(), cpu.expert));
+          EXPECT_TRUE(at::equal(gpu.slot.cpu(), cpu.slot));
+          EXPECT_TRUE(at::equal(gpu.kept.cpu(), cpu.count));
+          expect_close(gpu.weight.cpu(), cpu.weight, 4e-6, "weight");
+          expect_close(gpu.mean_score.cpu(), cpu.mean_score, 4e-6, "mean_score");
+          expect_close(gpu.load_loss.cpu(), cpu.load_loss, 4e-6, "load_loss");
+          expect_close(gpu.z_loss.cpu(), cpu.z_loss, 4e-6, "z_loss");
+          expect_close(gpu_gradient.cpu(), cpu_gradient, 1e-5, "gradient");
+        }
+}
+
 /// The CPU assigns the experts of logits on a GPU, so the choices are the same.
 TEST_F(CudaRouting, AssignmentsByTheCpuAreThoseOfLogitsThere) {
   const at::Tensor logits = random({300, 8}, 13);
@@ -166,7 +216,8 @@ TEST_F(CudaRouting, TheSameBitsTwice) {
   const at::Tensor logits = on_gpu(random({4099, 64}, 14));
   const Routing a = route(logits, {.k = 8}), b = route(logits, {.k = 8});
   EXPECT_TRUE(at::equal(a.expert, b.expert) && at::equal(a.slot, b.slot) &&
-              at::equal(a.weight, b.weight));
+              at::equal(a.weight, b.weight) && at::equal(a.mean_score, b.mean_score) &&
+              at::equal(a.load_loss, b.load_loss) && at::equal(a.z_loss, b.z_loss));
 }
 
 }  // namespace

@@ -94,12 +94,12 @@ unsigned blocks(int64_t count, int64_t at_once) {
 
 }  // namespace
 
-void choose(const ChooseProblem& p, cudaStream_t stream) {
+void choose(const ChooseProblem& p, Stream stream) {
   const auto kernel = p.wide ? choose_kernel<double> : choose_kernel<float>;
   kernel<<<blocks(p.rows, kRowsAtOnce), dim3(kWarp, kRowsAtOnce), 0, stream>>>(p);
 }
 
-void score_groups(const GroupScoreProblem& p, cudaStream_t stream) {
+void score_groups(const GroupScoreProblem& p, Stream stream) {
   const auto kernel = p.wide ? score_groups_kernel<double> : score_groups_kernel<float>;
   kernel<<<blocks(p.rows * p.groups, kThreads), kThreads, 0, stream>>>(p);
 }

@@ -50,14 +50,14 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(SumRowsProblem p) {
 
 }  // namespace
 
-void gather_rows(const PlacedRowsProblem& p, cudaStream_t stream) {
+void gather_rows(const PlacedRowsProblem& p, Stream stream) {
   with_storage(p.rows.storage, [&](auto example) {
     gather_kernel<decltype(example)>
         <<<static_cast<unsigned>(p.rows.rows), kThreads, 0, stream>>>(p);
   });
 }
 
-void sum_rows(const SumRowsProblem& p, cudaStream_t stream) {
+void sum_rows(const SumRowsProblem& p, Stream stream) {
   with_storage(p.storage, [&](auto example) {
     sum_kernel<decltype(example)><<<static_cast<unsigned>(p.tokens), kThreads, 0, stream>>>(p);
   });
