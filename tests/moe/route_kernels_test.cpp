@@ -105,8 +105,8 @@ at::Tensor ties_of(int64_t tokens, int64_t experts) {
 
 /// Tokens and experts: one of each, fewer and more than a team, a block and a part hold.
 const std::vector<std::pair<int64_t, int64_t>> kSizes = {
-    {1, 1},   {1, 4},   {37, 12}, {33, 5},  {64, 16}, {131, 17}, {35, 31}, {19, 64},
-    {18, 63}, {37, 99}, {9, 128}, {5, 129}, {9, 256}, {6, 300},  {5, 513}, {3, 1024}};
+    {1, 1},   {1, 4},  {37, 12}, {33, 5},  {64, 16}, {131, 17}, {35, 31},
+    {18, 63}, {9, 99}, {5, 128}, {3, 129}, {3, 256}, {2, 513},  {1, 1024}};
 
 TEST_F(RouteKernels, GiveResultsAndGradientsOfTheCpu) {
   for (const auto& [tokens, experts] : kSizes)
@@ -120,6 +120,8 @@ TEST_F(RouteKernels, GiveResultsAndGradientsOfTheCpu) {
            .drop = Drop::kNone,
            .load_count = LoadCount::kAllChoices}})
       for (const Score score : {Score::kSoftmax, Score::kSigmoid}) {
+        // k = 1 by softmax, k = 3 by sigmoid.
+        if (base.k % 2 == 1 && (score == Score::kSigmoid) == (base.k == 1)) continue;
         RoutingSpec spec = base;
         spec.score = score;
         spec.k = std::min(spec.k, experts);
@@ -153,6 +155,8 @@ TEST_F(RouteKernels, LimitChoicesToGroups) {
         Case{2, 1000, 500, 4, 3}})
     for (const GroupScore group_score : {GroupScore::kTop2, GroupScore::kMax})
       for (const Score score : {Score::kSoftmax, Score::kSigmoid}) {
+        if (experts > 64 && (score == Score::kSigmoid) != (group_score == GroupScore::kTop2))
+          continue;
         SCOPED_TRACE(fmt::format("{} x {}, {} of {} groups", tokens, experts, top_groups, groups));
         const RoutingSpec spec = {.k = k,
                                   .score = score,
@@ -227,7 +231,7 @@ TEST_F(RouteKernels, HaveNoSecondDerivative) {
 /// Draws, drops and another order: slots are as on the CPU.
 TEST_F(RouteKernels, AssignSlotsOfTheCpu) {
   for (const auto& [tokens, experts] :
-       {std::pair<int64_t, int64_t>(0, 4), {1, 4}, {37, 12}, {700, 8}, {300, 400}})
+       {std::pair<int64_t, int64_t>(0, 4), {1, 4}, {37, 12}, {300, 8}, {140, 40}})
     for (const SlotOrder slot_order : {SlotOrder::kChoice, SlotOrder::kToken})
       for (const Drop drop : {Drop::kPosition, Drop::kProbability, Drop::kNone})
         for (const bool draws : {false, true})
