@@ -154,8 +154,8 @@ at::Tensor CpuProducts::Prepared::widened(const at::Tensor& x) {
 
 at::Tensor CpuProducts::Prepared::as_float32(const at::Tensor& x, bool accumulate) {
   if (!x.defined() || x.scalar_type() == at::kFloat) return x;
-  const at::Tensor from = accumulate ? x.to(at::kFloat).contiguous()
-                                     : at::empty(x.sizes(), x.options().dtype(at::kFloat));
+  at::Tensor from = accumulate ? x.to(at::kFloat).contiguous()
+                               : at::empty(x.sizes(), x.options().dtype(at::kFloat));
   rounded.push_back({from, x});
   return from;
 }

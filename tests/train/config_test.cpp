@@ -190,10 +190,12 @@ TEST_F(RunConfigFile, TellsWhatMemoryMayAllow) {
               HasSubstr("memory.folder does nothing on a GPU"));
   EXPECT_THAT(refused_on(c10::kCUDA, "allow = [\"compress\"]\n"),
               HasSubstr("memory.allow has \"compress\", which does not work on a GPU"));
-  EXPECT_THAT(refused_on(c10::kCUDA,
-                         "[model.moe]\nexperts = 4\ncapacity_factor = 1.0\n"
-                         "drop = \"position\"\npad_to_capacity = true\n"),
-              HasSubstr("mixture of experts on a GPU"));
+  const std::string padded =
+      "[model.moe]\nexperts = 4\ncapacity_factor = 1.0\n"
+      "drop = \"position\"\npad_to_capacity = true\n";
+  EXPECT_EQ(refused_on(c10::kCUDA, padded), "accepted");
+  EXPECT_THAT(refused_on(c10::kCUDA, padded + "[parallel]\nexpert = 2\n"),
+              HasSubstr("parallel.expert = 2 on GPUs"));
   EXPECT_THAT(refusal(budget + "folder = \"/tmp\"\nhost_bytes = \"much\"\n"),
               HasSubstr("is not a number of bytes"));
   EXPECT_EQ(refusal(budget + "allow = []\n"), "accepted");

@@ -33,7 +33,7 @@ void expect_losses_of_the_cpu(const test::TinyRun& run, RunConfig config, double
   SCOPED_TRACE(config.run.name);
   const std::string name = config.run.name;
   for (const std::string device : {"cpu", "cuda"}) {
-    config.run.name = name + "-" + device;
+    config.run.name = fmt::format("{}-{}", name, device);
     config.run.folder = run.file(config.run.name, "").parent_path().string();
     config.run.device = device;
     test::train_alone(config);
