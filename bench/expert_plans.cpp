@@ -197,6 +197,7 @@ int run(Options options) {
   std::pair<std::vector<Plan>, comm::CostModel> found;
   std::string error;
   auto groups = comm::local_groups(options.ranks);
+  threads.reserve(groups.size());
   for (auto& group : groups)
     threads.emplace_back([&, group] {
       try {
