@@ -160,9 +160,9 @@ std::string fused_route_obstacle(const at::Tensor& x, const RoutingSpec& spec,
     return "the largest scores do not choose the experts";
   if (inputs.draw.defined()) return "draws drop choices";
   if (spec.sequence > 0) return "each sequence has a load loss";
+  if (spec.batch_prioritized) return "tokens take slots by their scores";
   if (spec.drop == Drop::kNone) return "";
   if (spec.drop == Drop::kProbability) return "the smallest scores are dropped";
-  if (spec.batch_prioritized) return "tokens take slots by their scores";
   if (spec.k > 1 && spec.normalize == Normalize::kAfter)
     return "weights are normalized after drops";
   if (spec.capacity == 0 && spec.capacity_factor <= 0) return "the capacity depends on counts";

@@ -319,6 +319,7 @@ TEST_F(RouteKernels, RefuseWhatTheyDoNotCover) {
   EXPECT_NE(obstacle(x, {.sequence = 4}), "");
   EXPECT_NE(obstacle(x, {.drop = Drop::kProbability}), "");
   EXPECT_NE(obstacle(x, {.batch_prioritized = true}), "");
+  EXPECT_NE(obstacle(x, {.batch_prioritized = true, .drop = Drop::kNone}), "");
   EXPECT_NE(obstacle(x, {.normalize = Normalize::kAfter}), "");
   EXPECT_NE(obstacle(x, {.capacity_factor = 0}), "");
 }
