@@ -366,15 +366,64 @@ def test_options_that_do_nothing_are_refused():
     for options, message in [
         ({"router": "topk"}, '"topk" is none of top_k, noisy_top_k'),
         ({"importance_loss": 1.0}, "noisy_top_k"),
-        ({"router": "sinkhorn", "load_loss": 0.1}, "load_loss does nothing"),
-        ({"router": "base", "k": 1, "bias_update_rate": 0.1}, "bias_update_rate does nothing"),
+        ({"router": "sinkhorn", "load_loss": 0.1}, "load_loss: does nothing"),
+        ({"router": "base", "k": 1, "bias_update_rate": 0.1}, "bias_update_rate: does nothing"),
         ({"router": "hash", "score": "sigmoid"}, "score"),
         ({"router": "expert_choice", "capacity_factor": 2.0}, "capacity_factor"),
         ({"shared_gate": True}, "without shared_experts"),
         ({"router": "expert_choice", "k": 9}, "k = 9 must be 1 to 6"),
+        ({"capacity_factor": 1.25}, r'capacity_factor: does nothing without a capacity \(drop="none"\)'),
+        ({"eval_capacity_factor": 2.0}, "eval_capacity_factor: does nothing"),
+        ({"drop": "probability", "slot_order": "token"}, "slot_order: does nothing with drop"),
+        ({"drop": "position", "capacity": 4, "capacity_factor": 2.0}, "capacity_factor: does nothing with capacity"),
+        ({"top_groups": 1}, "top_groups: does nothing without num_groups"),
+        ({"num_groups": 3, "top_groups": 3}, "allow all groups"),
+        ({"second_expert": "random", "k": 3}, "but k = 3; use k = 2"),
+        ({"second_expert": "random", "router": "hash"}, 'second_expert: router="hash" does not read it'),
+        ({"second_expert": "maybe"}, '"maybe" is none of "always", "random"'),
+        ({"draw_frees_slot": True, "drop": "position"}, "draw_frees_slot: does nothing"),
+        ({"k": 1, "normalize": "after"}, 'normalize="after" does nothing with k = 1'),
+        ({"hash_seed": 4}, 'read by router="hash" alone'),
+        ({"pad_to_capacity": True}, "pad_to_capacity: no option of MoELayer or route; these are aux, batch_prior"),
+        ({"draw": torch.ones(3)}, "draw: no option"),
+        ({"k": 2.0}, "k = 2.0 must be 1 to 6"),
+        ({"shared_experts": -1}, "shared_experts = -1 must be an integer, at least 0"),
+        ({"z_loss": -1.0}, "z_loss = -1.0 must be a number, at least 0"),
+        ({"load_loss": math.nan}, "load_loss = nan must be"),
+        ({"bias_update_rate": math.inf}, "bias_update_rate = inf must be"),
+        ({"scale": 0.0}, "scale = 0.0 must be above 0"),
     ]:
         with pytest.raises(ValueError, match=message):
             layer_of(**options)
+    for sizes in [(0, 16, 6), (24, 0, 6), (24, 16, 0), (24.0, 16, 6)]:
+        with pytest.raises(ValueError, match="must be an integer, at least 1"):
+            moe.MoELayer(*sizes, k=1)
+
+
+@pytest.mark.parametrize("x", [torch.ones(3, 23), torch.ones(3, 24, dtype=torch.long), torch.tensor(1.0)])
+def test_rows_of_another_kind_are_refused(x):
+    with pytest.raises(ValueError, match=r"x must be \(\.\.\., 24\) floating; it is \["):
+        layer_of()(x)
+
+
+def test_a_random_second_expert_is_dropped_by_its_weight():
+    layer, x = layer_of(second_expert="random", load_loss=0), rows(400)
+    torch.manual_seed(7)
+    y, _ = layer(x)
+    torch.manual_seed(7)
+    draw = torch.rand(400)
+    weight, chosen = (x @ layer.router.t()).softmax(1).topk(2)
+    weight = weight / weight.sum(1, True)
+    kept = torch.stack([torch.ones(400, dtype=torch.bool), 2 * weight[:, 1] >= draw], 1)
+    assert 100 < kept[:, 1].sum() < 390
+    wanted = torch.zeros(400, 24)
+    for e in range(6):
+        gate, up = (x @ layer.up[e].t()).chunk(2, 1)
+        rows_of_e = (F.silu(gate) * up) @ layer.down[e].t()
+        wanted += (weight * (chosen == e) * kept).sum(1, True) * rows_of_e
+    torch.testing.assert_close(y, wanted)
+    layer.eval()
+    assert torch.equal(layer(x)[0], layer_of(load_loss=0)(x)[0]), "all second experts in evaluation"
 
 
 def test_the_second_derivative_is_refused_under_compile():

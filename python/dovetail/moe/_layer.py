@@ -10,14 +10,17 @@ import torch.nn.functional as F
 from dovetail import functional
 from dovetail.moe._experts import ExpertModules, ExpertParameters, callable_experts, draw_seed, run_modules, seeded
 from dovetail.moe._operators import Routing, route
+from dovetail.moe._options import (
+    BALANCED_BY_LOSS,
+    WITHOUT_ROUTE,
+    check_names,
+    check_route,
+    check_router,
+    check_sizes,
+)
 from dovetail.moe._ranks import ExpertRanks
 from torch import Tensor, nn
 
-#: Names of the methods that choose experts.
-ROUTERS = ("top_k", "noisy_top_k", "sinkhorn", "base", "balanced", "expert_choice", "hash")
-ACTIVATIONS = ("swiglu", "gelu", "relu2")
-#: Routers that learn to balance the load by a loss.
-BALANCED_BY_LOSS = ("top_k", "noisy_top_k")
 #: Added to the scale of the noise of noisy_top_k.
 LEAST_NOISE = 0.01
 #: Replaces smaller sums of scores, as in dovetail/moe/routing.cpp.
@@ -87,6 +90,8 @@ class MoELayer(nn.Module):
         smooth_load_loss: coefficient of the load loss of noisy_top_k.
         eval_capacity_factor: capacity factor in evaluation; 0: no capacity.
         hash_seed: seed of router ``"hash"``. Layers of a model should have different ones.
+        second_expert: second expert in training with k = 2. ``"always"``: used. ``"random"``: dropped where twice its
+            weight is below a random number (GShard, Lepikhin et al. 2020).
         expert: function that makes an expert, in place of ``ffn_width``, ``activation`` and ``bias``. An expert is any
             module that maps rows (R, width) to rows of the same shape. It is called once in each forward, with R = 0
             if no token chose it. The experts are ``layer.experts``, by number.
@@ -95,7 +100,7 @@ class MoELayer(nn.Module):
         routing: options of :func:`route`; ``drop`` is ``"none"`` (dropless) by default.
 
     Raises:
-        ValueError: an unknown name, or options that nothing reads.
+        ValueError: an unknown name, a size or coefficient out of range, or options that nothing reads.
         RuntimeError: an option of the router does not fit, by name. Or the ranks' arguments differ.
     """
 
@@ -121,6 +126,7 @@ class MoELayer(nn.Module):
         smooth_load_loss: float = 0.0,
         eval_capacity_factor: float = 0.0,
         hash_seed: int = 0,
+        second_expert: str = "always",
         expert: Callable[[], nn.Module] | None = None,
         group: dist.ProcessGroup | None = None,
         timeout_s: float = 60.0,
@@ -132,10 +138,16 @@ class MoELayer(nn.Module):
         self.load_loss = load_loss if load_loss is not None else 0.01 * (router in BALANCED_BY_LOSS)
         self.z_loss, self.importance_loss, self.smooth_load_loss = z_loss, importance_loss, smooth_load_loss
         self.bias_update_rate, self.eval_capacity_factor = bias_update_rate, eval_capacity_factor
-        self.hash_seed = hash_seed
+        self.hash_seed, self.second_expert = hash_seed, second_expert
+        self.routing, self.gate = routing, gate
+        check_sizes(self, ffn_width, experts, shared_experts, timeout_s)
+        check_names(self)
+        check_router(self, shared_experts, shared_gate)
         self.routing = {"drop": "none", **routing}
-        self.gate = gate
-        self._check(experts, routing, shared_experts, shared_gate)
+        if gate is None and router not in WITHOUT_ROUTE:
+            check_route(self)
+            for training in (True, False):
+                route(torch.zeros(1, experts), k, **self._options(training))
         self._check_experts(ffn_width, bias, dtype, expert, shared_experts)
         self._ranks = None if group is None else ExpertRanks(group, timeout_s)
         if self._ranks is not None:
@@ -165,36 +177,6 @@ class MoELayer(nn.Module):
         self.load = torch.zeros(experts, dtype=torch.int64, device=device)
         self.reset_parameters()
 
-    def _check(self, experts: int, routing: dict, shared_experts: int, shared_gate: bool) -> None:
-        router = self.method
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f'activation "{self.activation}" is none of "swiglu", "gelu", "relu2"')
-        if router not in ROUTERS:
-            raise ValueError(f'router "{router}" is none of {", ".join(ROUTERS)}')
-        if self.gate is not None and (routing or router != "top_k" or self.bias_update_rate is not None):
-            given = [*routing, *(["router"] if router != "top_k" else [])]
-            given += ["bias_update_rate"] if self.bias_update_rate is not None else []
-            raise ValueError(f"{', '.join(given)}: options of the router, which `gate` stands in for")
-        for name, given in [("importance_loss", self.importance_loss), ("smooth_load_loss", self.smooth_load_loss)]:
-            if given and router != "noisy_top_k":
-                raise ValueError(f'{name} is read by router="noisy_top_k" alone; leave it out')
-        if self.load_loss and self.gate is None and router not in BALANCED_BY_LOSS:
-            raise ValueError(f'load_loss does nothing with router="{router}"; leave it out')
-        if self.bias_update_rate is not None and router not in BALANCED_BY_LOSS:
-            raise ValueError(f'bias_update_rate does nothing with router="{router}"; leave it out')
-        if router in ("expert_choice", "hash") and set(routing) - {"scale"}:
-            given = ", ".join(sorted(set(routing) - {"scale"}))
-            raise ValueError(f'{given}: router="{router}" does not read it; leave it out')
-        if self.eval_capacity_factor and router in ("expert_choice", "hash"):
-            raise ValueError(f'eval_capacity_factor: router="{router}" has no capacity; leave it out')
-        if not 1 <= self.k <= experts:
-            raise ValueError(f"k = {self.k} must be 1 to {experts}, the number of experts")
-        if shared_gate and shared_experts == 0:
-            raise ValueError("shared_gate does nothing without shared_experts; leave it out")
-        if self.gate is None and router not in ("expert_choice", "hash"):
-            route(torch.zeros(1, experts), self.k, **self._options(training=True))
-            route(torch.zeros(1, experts), self.k, **self._options(training=False))
-
     def _check_experts(self, ffn_width, bias: bool, dtype, expert, shared_experts: int) -> None:
         by_sizes = expert is None or shared_experts > 0
         if by_sizes and ffn_width is None:
@@ -212,7 +194,7 @@ class MoELayer(nn.Module):
 
     def _describe(self, sizes: dict) -> str:
         """Options that must be equal on all ranks."""
-        names = ("method", "activation", "load_loss", "z_loss", "importance_loss", "smooth_load_loss")
+        names = ("method", "second_expert", "activation", "load_loss", "z_loss", "importance_loss", "smooth_load_loss")
         options = sizes | {name: getattr(self, name) for name in names}
         options |= {name: value for name, value in self.routing.items() if not isinstance(value, Tensor)}
         return ", ".join(f"{name}={value}" for name, value in options.items())
@@ -283,7 +265,7 @@ class MoELayer(nn.Module):
         options["router"] = "top_k" if by_scores else self.method
         if not training:
             factor = self.eval_capacity_factor
-            options |= {"capacity_factor": factor} if factor > 0 else {"drop": "none"}
+            options |= {"capacity_factor": factor, "capacity": 0} if factor > 0 else {"drop": "none"}
         return options
 
     def _route(self, x: Tensor, length: int, tokens: Tensor | None) -> tuple[Routing, Tensor]:
@@ -299,6 +281,8 @@ class MoELayer(nn.Module):
         options = self._options(self.training)
         if self.router_bias is not None:
             options["bias"] = self.router_bias
+        if self.second_expert == "random" and self.training:
+            options["draw"] = torch.rand(len(x), dtype=x.dtype, device=x.device)
         if self.method == "balanced" and not self.training:
             options |= {"router": "top_k", "chosen": self._in_turn(len(x), length, x.device)}
         if self.method != "noisy_top_k" or not self.training:
@@ -378,7 +362,12 @@ class MoELayer(nn.Module):
 
         Returns:
             y, and the sum of the router's losses times their coefficients, a scalar.
+
+        Raises:
+            ValueError: x has another width or no floating dtype, or router ``"hash"`` has no ``tokens``.
         """
+        if x.dim() == 0 or x.shape[-1] != self.width or not x.is_floating_point():
+            raise ValueError(f"MoELayer: x must be (..., {self.width}) floating; it is {list(x.shape)} {x.dtype}")
         if self._ranks is None:
             return self._compute(x, tokens)
         if torch.compiler._is_exporting_flag:  # is_exporting() is also true under torch.compile

@@ -155,7 +155,8 @@ def from_transformers(block: nn.Module) -> tuple[MoELayer, str]:
     options["normalize"] = "before" if normalizes else "none"
     if "gate.e_score_correction_bias" in tensors:
         options |= {"score": "sigmoid", "bias_update_rate": 0.0}
-    if getattr(gate, "topk_method", "") == "group_limited_greedy" or kind == "DeepseekV3MoE":
+    by_groups = getattr(gate, "topk_method", "") == "group_limited_greedy" or kind == "DeepseekV3MoE"
+    if by_groups and gate.num_group > gate.topk_group:
         groups = {"num_groups": gate.num_group, "top_groups": gate.topk_group}
         options |= groups | {"group_score": "max" if kind == "DeepseekV2Moe" else "top2"}
     count, width, ffn_width = experts.down_proj.shape
