@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -32,10 +33,14 @@ struct Ordered {
   Packing packing;
 };
 
+/// Offset of a block that is not placed yet.
+constexpr int64_t kNowhere = std::numeric_limits<int64_t>::max() / 2;
+
 /// Packs the same blocks by first fit in many different orders.
 class Packer {
  public:
   explicit Packer(const std::vector<Block>& blocks) : blocks_(blocks), meets_(blocks.size()) {
+    for (const Block& block : blocks) bytes_.push_back(block.bytes);
     for (size_t a = 0; a < blocks.size(); ++a)
       for (size_t b = 0; b < a; ++b)
         if (are_held_at_one_time(blocks[a], blocks[b])) {
@@ -47,7 +52,7 @@ class Packer {
   Ordered first_fit(std::vector<int> order) {
     Ordered out{.order = std::move(order),
                 .rank = std::vector<int>(blocks_.size()),
-                .packing = {.offsets = std::vector<int64_t>(blocks_.size(), -1)}};
+                .packing = {.offsets = std::vector<int64_t>(blocks_.size(), kNowhere)}};
     for (size_t i = 0; i < out.order.size(); ++i) {
       const int b = out.order[i];
       out.rank[b] = static_cast<int>(i);
@@ -63,7 +68,7 @@ class Packer {
     const int moved = now.order[from];
     Packing& made = made_;
     made.bytes = 0;
-    made.offsets.assign(blocks_.size(), -1);
+    made.offsets.assign(blocks_.size(), kNowhere);
     for (int i = 0; i < to; ++i) keep_offset(now.order[i], now.packing, made);
     changed_.assign(blocks_.size(), 0);
     changed_[moved] = 1;
@@ -106,20 +111,51 @@ class Packer {
   }
 
  private:
-  /// Places block `b` at the lowest free offset. Blocks with an offset of -1 are not placed yet.
+  /// Bytes of a placed block.
+  struct Taken {
+    int64_t offset, end;
+  };
+
+  /// Places block `b` at the lowest free offset. Other blocks may be visited in any order: the
+  /// lowest free offset is at least the end of each block that is in the way. Blocks that end below
+  /// it need no second visit.
   void place(int b, Packing& packing) {
-    in_the_way_.clear();
     compared_ += static_cast<int64_t>(meets_[b].size());
-    for (const int other : meets_[b])
-      if (packing.offsets[other] >= 0)
-        in_the_way_.emplace_back(packing.offsets[other], blocks_[other].bytes);
-    std::sort(in_the_way_.begin(), in_the_way_.end());
+    const int64_t bytes = bytes_[b], mask = (blocks_[b].anywhere ? 1 : alignment_of(bytes)) - 1;
     int64_t at = 0;
-    for (const auto& [offset, bytes] : in_the_way_) {
-      if (offset >= at + blocks_[b].bytes) break;
-      if (offset + bytes > at)
-        at = blocks_[b].anywhere ? offset + bytes
-                                 : round_up(offset + bytes, alignment_of(blocks_[b].bytes));
+    taken_.resize(meets_[b].size());
+    Taken* const taken = taken_.data();
+    size_t above = 0;  // number of blocks in `taken`, which end above `at`
+    for (const int other : meets_[b]) {
+      const int64_t offset = packing.offsets[other], end = offset + bytes_[other];
+      if (offset < at + bytes && end > at) {
+        at = (end + mask) & ~mask;
+        continue;
+      }
+      taken[above] = {offset, end};
+      above += end > at && offset != kNowhere;
+    }
+    for (int i = 0; i < kFewVisits; ++i) {
+      const int64_t before = at;
+      size_t left = 0;
+      for (size_t j = 0; j < above; ++j) {
+        const auto [offset, end] = taken[j];
+        if (offset < at + bytes && end > at) {
+          at = (end + mask) & ~mask;
+          continue;
+        }
+        taken[left] = {offset, end};
+        left += end > at;
+      }
+      above = left;
+      if (at == before) return set_offset(b, at, packing);
+    }
+    const auto is_higher = [](const Taken& x, const Taken& y) { return x.offset > y.offset; };
+    Taken* last = taken + above;
+    std::make_heap(taken, last, is_higher);
+    for (; last != taken && taken->offset < at + bytes; --last) {
+      if (taken->end > at) at = (taken->end + mask) & ~mask;
+      std::pop_heap(taken, last, is_higher);
     }
     set_offset(b, at, packing);
   }
@@ -128,14 +164,18 @@ class Packer {
 
   void set_offset(int b, int64_t offset, Packing& packing) {
     packing.offsets[b] = offset;
-    packing.bytes = std::max(packing.bytes, offset + blocks_[b].bytes);
+    packing.bytes = std::max(packing.bytes, offset + bytes_[b]);
   }
 
+  /// Visits to all other blocks that take less time than their order by offset.
+  static constexpr int kFewVisits = 4;
+
   const std::vector<Block>& blocks_;
+  std::vector<int64_t> bytes_;           // per block
   std::vector<std::vector<int>> meets_;  // per block: blocks held at the same time
   int64_t compared_ = 0;
   // Scratch of a placement and of a move.
-  std::vector<std::pair<int64_t, int64_t>> in_the_way_;
+  std::vector<Taken> taken_;
   std::vector<char> changed_;
   Packing made_;
 };
