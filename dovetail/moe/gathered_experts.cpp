@@ -230,6 +230,19 @@ class ReleaseFunction : public torch::autograd::Function<ReleaseFunction> {
   }
 };
 
+/// Returns `used`. Its backward also reaches `unused`, whose own backward all ranks call together.
+class BesideFunction : public torch::autograd::Function<BesideFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& used,
+                            const at::Tensor& unused) {
+    context->saved_data["unused"] = unused.detach();
+    return used.view_as(used);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return {gradients[0], at::zeros_like(context->saved_data["unused"].toTensor())};
+  }
+};
+
 }  // namespace
 
 ExpertWeights gather_slices(const ExpertWeights& own, const std::vector<int64_t>& experts,
@@ -246,23 +259,26 @@ ExpertWeights gather_slices(const ExpertWeights& own, const std::vector<int64_t>
                to = std::ranges::lower_bound(experts, placement.first(holder + 1));
     return std::vector<int64_t>(from, to);
   };
+  const auto own_parameters = [&](int64_t e) {
+    return parameters_of(own, static_cast<size_t>(e - placement.first(placement.holder(me))));
+  };
   std::vector<at::Tensor> flat;
   for (const int64_t e : of_holder(placement.holder(me)))
-    for (const at::Tensor& parameter :
-         parameters_of(own, static_cast<size_t>(e - placement.first(placement.holder(me)))))
-      flat.push_back(parameter.reshape({-1}));
+    for (const at::Tensor& parameter : own_parameters(e)) flat.push_back(parameter.reshape({-1}));
   const at::Tensor mine =
       flat.empty() ? at::empty({0}, shapes[0].options().requires_grad(false)) : at::cat(flat);
   comm::Splits splits;
   std::vector<at::Tensor> copies;
   for (int rank = 0; rank < placement.ranks; ++rank) {
-    const bool sends = wants(rank, me), receives = wants(me, rank);
+    const bool sends = rank != me && wants(rank, me), receives = rank != me && wants(me, rank);
     splits.send.push_back(sends ? mine.numel() : 0);
     splits.receive.push_back(receives ? elements * std::ssize(of_holder(placement.holder(rank)))
                                       : 0);
     if (sends) copies.push_back(mine);
   }
-  const at::Tensor buffer = copies.empty() ? mine.narrow(0, 0, 0) : at::cat(copies);
+  const at::Tensor buffer = copies.empty()       ? mine.narrow(0, 0, 0)
+                            : copies.size() == 1 ? mine
+                                                 : at::cat(copies);
   const at::Tensor received = comm::all_to_all_v(buffer, comm::Exchange(ranks.group, splits));
 
   // One split needs a single concatenation in backward, instead of one operation for each
@@ -279,12 +295,16 @@ ExpertWeights gather_slices(const ExpertWeights& own, const std::vector<int64_t>
       const auto place =
           static_cast<size_t>(std::ranges::lower_bound(experts, e) - experts.begin());
       Parameters& slice = slices[place].emplace_back();
+      if (rank == me) slice = own_parameters(e);
+      if (rank == me) continue;
       for (const at::Tensor& like : shapes) slice.push_back((piece++)->view(like.sizes()));
     }
   }
   std::vector<Parameters> whole;
   whole.reserve(slices.size());
   for (const auto& of_expert : slices) whole.push_back(joined(of_expert, own.activation));
+  if (received.numel() == 0 && !whole.empty())
+    whole[0][0] = BesideFunction::apply(whole[0][0], received);
   return weights_of(whole, own.activation);
 }
 

@@ -200,6 +200,7 @@ std::vector<Layout> layouts() {
       {8, 1, {.shards = 1, .overlap = 2, .hierarchical = true}, {5, 6, 0, 2}, "relu2", true, 2},
       {8, 1, {.shards = 0}, {7, 3, 5, 0}, "gelu", true},
       {8, 1, {.shadowed = {0, 5}}, {7, 3, 5, 0}, "gelu", true},
+      {8, 1, {.shadowed = {0, 1}}, {7, 3, 5, 2}},  // rank 0 receives no expert
       {8, 1, {.overlap = 2, .shadowed = {0, 1, 2, 3, 4, 5, 6, 7}}, {7, 3}},
       {2, 2, {.shards = 2}, {5, 6, 7, 2}},  // more ranks than experts
       {2, 2, {.shards = 1}, {5, 6, 7, 2}},
