@@ -105,8 +105,8 @@ struct SlotProblem {
 struct RowsProblem {
   int64_t tokens, k, experts, places;
   /// Positive: places of each expert. Choices of higher rank have none. 0: an expert has `spare`
-  /// places more than choices.
-  int64_t capacity, spare;
+  /// places more than choices, rounded up to `multiple`.
+  int64_t capacity, spare, multiple;
   /// (tokens, k): expert of each choice, and its number among the choices of the expert. Negative:
   /// no place. Each expert's numbers are 0, 1 and so on.
   const int32_t *expert, *rank;

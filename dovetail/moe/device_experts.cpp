@@ -8,6 +8,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
+#include "dovetail/moe/device_products.h"
 #include "dovetail/moe/experts.h"
 #include "dovetail/moe/remedies.h"
 #include "dovetail/mx/feed_forward.h"
@@ -25,30 +26,6 @@ constexpr int64_t kMultiple = 8;  // 16 bytes of bfloat16
 constexpr size_t kMostExperts = 1023;
 constexpr int kHopper = 9, kBlackwell = 10;
 
-/// Returns the products of each expert's part of a and b. In one form `ends` splits the rows of a
-/// (P, in), and b is (E, in, out). The result is (P, out). In the other form it splits the columns
-/// of a (m, P) and the rows of b (P, n). The result is (E, m, n).
-at::Tensor products(const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends) {
-  if (!a.is_meta()) return at::_grouped_mm(a, b, ends);
-  if (b.dim() == 3) return at::empty({a.size(0), b.size(2)}, a.options());
-  return at::empty({ends.size(0), a.size(0), b.size(1)}, a.options());
-}
-
-/// Returns the expert of each of `places` places, (P) int64. Places behind the last expert's count
-/// as the last expert's.
-at::Tensor expert_of_place(const at::Tensor& ends, int64_t places) {
-  const at::Tensor place = at::arange(places, ends.options());
-  return at::searchsorted(ends, place, /*out_int32=*/false, /*right=*/true)
-      .clamp_max(ends.size(0) - 1);
-}
-
-/// Sums dy (P, out) over each expert's places. Returns (E, out). A product with ones reads no other
-/// place, and adds in float32.
-at::Tensor sum_by_expert(const at::Tensor& dy, const at::Tensor& ends) {
-  const at::Tensor ones = at::ones({dy.size(0), kMultiple}, dy.options());
-  return products(ones.t(), dy, ends).select(1, 0);
-}
-
 /// Operands: x, the experts' weights, their biases if any, then `ends`.
 class DeviceLinearsFunction : public torch::autograd::Function<DeviceLinearsFunction> {
  public:
@@ -56,7 +33,7 @@ class DeviceLinearsFunction : public torch::autograd::Function<DeviceLinearsFunc
     const TraceSpan span("dovetail::grouped_linear");
     context->save_for_backward(tensors.vec());
     const Operands of(tensors);
-    at::Tensor y = products(of.x, stacked(of.weight).transpose(1, 2), of.ends);
+    at::Tensor y = grouped_products(of.x, stacked(of.weight).transpose(1, 2), of.ends);
     if (!of.bias.empty())
       y.add_(at::stack(of.bias).index_select(0, expert_of_place(of.ends, y.size(0))));
     return y;
@@ -71,9 +48,9 @@ class DeviceLinearsFunction : public torch::autograd::Function<DeviceLinearsFunc
       const Operands of(saved);
       const at::Tensor dy = gradients[0].contiguous();
       variable_list out;
-      out.push_back(context->needs_input_grad(0) ? products(dy, stacked(of.weight), of.ends)
+      out.push_back(context->needs_input_grad(0) ? grouped_products(dy, stacked(of.weight), of.ends)
                                                  : at::Tensor());
-      for (const at::Tensor& dweight : products(dy.t(), of.x, of.ends).unbind())
+      for (const at::Tensor& dweight : grouped_products(dy.t(), of.x, of.ends).unbind())
         out.push_back(dweight);
       if (!of.bias.empty())
         for (const at::Tensor& dbias : sum_by_expert(dy, of.ends).unbind()) out.push_back(dbias);

@@ -43,12 +43,16 @@ gpu::Ranks rank_on_cpu(const at::Tensor& expert, const at::Tensor& slot, int64_t
   return out;
 }
 
+int64_t round_up(int64_t count, int64_t multiple) {
+  return (count + multiple - 1) / multiple * multiple;
+}
+
 /// Does as kernel `place_rows` for choices on the CPU.
 void place_on_cpu(const RowsProblem& p) {
   int64_t next = 0;
   for (int64_t e = 0; e < p.experts; ++e) {
     p.begin[e] = next;
-    next += p.capacity > 0 ? p.capacity : p.count[e] + p.spare;
+    next += p.capacity > 0 ? p.capacity : round_up(p.count[e] + p.spare, p.multiple);
     p.ends[e] = static_cast<int32_t>(next);
   }
   std::fill_n(p.choice, p.places, p.tokens * p.k);
@@ -67,7 +71,7 @@ void place_on_cpu(const RowsProblem& p) {
 }
 
 DeviceRows number_places(const at::Tensor& expert, const at::Tensor& slot, const at::Tensor& kept,
-                         int64_t experts, int64_t capacity, int64_t places) {
+                         int64_t experts, int64_t capacity, int64_t places, int64_t multiple) {
   const auto longs = expert.options().dtype(at::kLong);
   const gpu::Ranks ranks = expert.is_cpu() && !kept.defined()
                                ? rank_on_cpu(expert, slot, experts)
@@ -84,6 +88,7 @@ DeviceRows number_places(const at::Tensor& expert, const at::Tensor& slot, const
                                .places = places,
                                .capacity = capacity,
                                .spare = 1,
+                               .multiple = multiple,
                                .expert = expert.const_data_ptr<int32_t>(),
                                .rank = ranks.rank.const_data_ptr<int32_t>(),
                                .count = ranks.count.const_data_ptr<int64_t>(),
@@ -231,15 +236,18 @@ class CombinePlacesFunction : public torch::autograd::Function<CombinePlacesFunc
 }  // namespace
 
 DeviceRows device_rows(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
-                       int64_t capacity, const at::Tensor& kept, bool whole) {
-  const int64_t places = capacity > 0 ? experts * capacity : expert.numel() + experts;
+                       int64_t capacity, const at::Tensor& kept, bool whole, int64_t multiple) {
+  capacity = round_up(capacity, multiple);
+  const int64_t places =
+      capacity > 0 ? experts * capacity : round_up(expert.numel(), multiple) + experts * multiple;
   user_check(places <= std::numeric_limits<int32_t>::max(),
              "experts: {} rows are more than an int32 can number; use smaller micro-batches",
              places);
   const auto made = operation(
       "dovetail::moe_device_rows", {.reads = {expert, slot, kept}}, [=](const Operands& inputs) {
         const auto [expert, slot, kept] = inputs.read<3>();
-        const DeviceRows to = number_places(expert, slot, kept, experts, capacity, places);
+        const DeviceRows to =
+            number_places(expert, slot, kept, experts, capacity, places, multiple);
         if (whole) to.ends.select(0, experts - 1).fill_(places);
         return std::vector{to.choice, to.token, to.places_of_token, to.ends};
       });

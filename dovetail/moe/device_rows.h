@@ -18,6 +18,9 @@ namespace dovetail::moe {
 ///   the last expert, so products write all places.
 /// - with a capacity: P = E * capacity. Expert e has the places from e * capacity on.
 ///
+/// With a `multiple` m, all experts' numbers of places are multiples of it. A capacity is rounded
+/// up. Dropless, P = T k rounded up + E m.
+///
 /// Places without a choice are spare. They hold zeros, or the experts' results for zeros, and no
 /// token reads them.
 struct DeviceRows {
@@ -36,7 +39,8 @@ struct DeviceRows {
 /// capacity has no place counts as dropped. kept: Routing::kept; undefined: slots may have gaps.
 /// Runs on a GPU, the CPU or the meta device.
 DeviceRows device_rows(const at::Tensor& expert, const at::Tensor& slot, int64_t experts,
-                       int64_t capacity = 0, const at::Tensor& kept = {}, bool whole = false);
+                       int64_t capacity = 0, const at::Tensor& kept = {}, bool whole = false,
+                       int64_t multiple = 1);
 
 /// Returns (P, C): the row of x (T, C) for each place, zeros in spare places. x is float32 or
 /// bfloat16. Differentiable.

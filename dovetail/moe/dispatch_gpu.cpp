@@ -28,6 +28,7 @@ void place_rows(const at::Tensor& expert, const Ranks& ranks, DispatchedRows& ou
                      .places = out.size(),
                      .capacity = 0,
                      .spare = 0,
+                     .multiple = 1,
                      .expert = expert.const_data_ptr<int32_t>(),
                      .rank = ranks.rank.const_data_ptr<int32_t>(),
                      .count = ranks.count.const_data_ptr<int64_t>(),

@@ -8,6 +8,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/operation.h"
 #include "dovetail/moe/device_experts.h"
+#include "dovetail/moe/device_float8.h"
 #include "dovetail/moe/experts.h"
 #include "dovetail/mx/linear_group.h"
 #include "dovetail/ops/simd_level.h"
@@ -23,6 +24,20 @@ class ExpertList : public torch::nn::Module {
     register_module(std::to_string(expert), module);
   }
 };
+
+/// Returns the recipe that all Linears of the experts have. Returns nullopt if they have several,
+/// or if one has none.
+std::optional<mx::LinearRecipe> common_recipe(
+    const std::vector<std::shared_ptr<mx::FeedForward>>& experts) {
+  std::optional<mx::LinearRecipe> common;
+  for (const auto& expert : experts)
+    for (const mx::Linear* linear : {&expert->up(), &expert->down()}) {
+      if (linear->quantized() == nullptr) return std::nullopt;
+      if (common && *common != linear->quantized()->recipe()) return std::nullopt;
+      common = linear->quantized()->recipe();
+    }
+  return common;
+}
 
 }  // namespace
 
@@ -73,10 +88,13 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   if (on_device) {
     // Without any place, an expert still has a spare one.
     const int64_t places = capacity ? std::max<int64_t>(*capacity, 1) : 0;
-    y = feed_forward(rows, routing.weight,
-                     device_rows(routing.expert, routing.slot, config_.experts, places,
-                                 routing.kept, fixed_sizes_),
-                     local.weights);
+    const auto rows_in = [&](bool whole, int64_t multiple) {
+      return device_rows(routing.expert, routing.slot, config_.experts, places, routing.kept, whole,
+                         multiple);
+    };
+    y = quantized() ? feed_forward(rows, routing.weight, rows_in(true, kFloat8Multiple),
+                                   local.weights, *common_recipe(experts_))
+                    : feed_forward(rows, routing.weight, rows_in(fixed_sizes_, 1), local.weights);
   } else if (ranks_) {
     y = parallel_feed_forward(rows, routing.weight, routing.expert, routing.slot, local, *ranks_,
                               layout_, capacity);
@@ -162,7 +180,7 @@ std::string Layer::grouped_obstacle(at::ScalarType dtype, at::Device device) con
 std::string Layer::recorded_obstacle(at::ScalarType dtype, at::Device device) const {
   if (device.is_cuda()) {
     if (ranks_) return "the host plans the rows of other ranks";
-    if (quantized()) return "the host reads the sizes of quantized experts";
+    if (quantized()) return "quantized experts have no recorded operations there";
     return fixed_sizes_obstacle(expert_weights());
   }
   if (!quantized())
@@ -194,8 +212,10 @@ ExpertWeights Layer::expert_weights() const {
 
 std::string Layer::device_rows_obstacle() const {
   if (ranks_) return "ranks share them";
-  if (quantized()) return "a recipe quantizes them";
-  return moe::device_rows_obstacle(expert_weights());
+  if (!quantized()) return moe::device_rows_obstacle(expert_weights());
+  const auto recipe = common_recipe(experts_);
+  return recipe ? float8_rows_obstacle(expert_weights(), *recipe)
+                : "their Linears have different recipes";
 }
 
 std::string Layer::graph_obstacle() const {
@@ -237,7 +257,12 @@ Layers layers_of(const torch::nn::Module& model) {
 }
 
 std::string describe_products(const Layers& layers) {
-  std::string text = "the sizes of experts stay on the GPU, where `torch._grouped_mm` reads them";
+  const bool float8 =
+      std::ranges::any_of(layers, [](const auto& layer) { return layer.second->quantized(); });
+  std::string text =
+      fmt::format("the sizes of experts stay on the GPU, where {} them",
+                  float8 ? "`torch._grouped_mm` and, in FP8, `torch._scaled_grouped_mm` read"
+                         : "`torch._grouped_mm` reads");
   for (const auto& [name, layer] : layers) {
     const std::string reason = layer->device_rows_obstacle();
     if (reason.empty()) continue;

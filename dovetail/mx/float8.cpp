@@ -3,12 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/trace.h"
 #include "dovetail/mx/block_layout.h"
+#include "dovetail/mx/float8_groups.h"
 #include "dovetail/mx/float8_simd.h"
 #include "dovetail/ops/simd_level.h"
 
@@ -93,7 +93,6 @@ Float8Blocks blocks_of_second(Float8Blocks blocks) {
 /// Computes the same numbers and codes as the CPU, with ATen operations. Counts nothing and does
 /// not wait for the GPU.
 Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
-  constexpr double kSmallestAmax = 0x1p-80, kNan = std::numeric_limits<double>::quiet_NaN();
   const BlockLayout l = block_layout(x_in.sizes(), shape_of(spec.blocks));
   Float8 out;
   const at::ScalarType dtype = value_type(x_in, spec);
@@ -103,17 +102,11 @@ Float8 quantize_on_gpu(const at::Tensor& x_in, const Float8Spec& spec) {
   at::Tensor values = at::empty(x_in.sizes(), x_in.options().dtype(dtype));
   if (x_in.numel() > 0) {
     const at::Tensor x = x_in.detach().contiguous().view({l.rows, l.cols}).to(at::kFloat);
-    const at::Tensor most = block_amax(x, l), finite = at::isfinite(most);
-    const double largest = largest_number(spec.format);
-    const at::Tensor amax = spec.amax.defined() ? spec.amax.expand_as(most) : most;
-    at::Tensor factor = at::full_like(most, largest).div(amax.clamp_min(kSmallestAmax));
-    if (spec.power_of_two) factor = factor.view(at::kInt).bitwise_and(0x7f800000).view(at::kFloat);
-    factor = at::where(finite, factor, 0.0);
-    const at::Tensor scale = at::where(finite, factor.reciprocal(), kNan);
-    const at::Tensor of_element = of_elements(factor, l);
-    const at::Tensor scaled =
-        at::where(of_element == 0, 0.0, x.mul(of_element).clamp(-largest, largest));
-    const at::Tensor elements = scaled.to(float8_type(spec.format));
+    const at::Tensor most = block_amax(x, l);
+    const auto [factor, scale] =
+        float8_factors(most, spec.amax.defined() ? spec.amax.expand_as(most) : most, spec.format,
+                       spec.power_of_two);
+    const at::Tensor elements = float8_elements(x, of_elements(factor, l), spec.format);
     codes = elements.view(at::kByte).view(x_in.sizes());
     values = elements.to(at::kFloat).mul(of_elements(scale, l)).to(dtype).view(x_in.sizes());
     scales = scale.view(scales.sizes());

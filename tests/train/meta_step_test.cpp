@@ -152,6 +152,12 @@ models::ModelConfig config_of(const std::string& activation, const std::string& 
   return models::resolve_model_config(config, 0);
 }
 
+/// The recipe whose experts `torch._scaled_grouped_mm` multiplies.
+mx::RecipeSection e4m3_by_tensor() {
+  const mx::RecipeSection::OperandSection one = {.blocks = "tensor", .scale_mode = "float32"};
+  return {.name = "e4m3_by_tensor", .weight = one, .activation = one, .gradient = one};
+}
+
 Seen step_on_meta(const models::ModelConfig& model_config, const std::string& recipe,
                   int64_t micro_batch, bool checkpointed = false) {
   auto model = std::make_shared<models::GPT>(model_config, c10::kMeta);
@@ -160,6 +166,7 @@ Seen step_on_meta(const models::ModelConfig& model_config, const std::string& re
   model->set_compute_dtype(recipe == "fp32" ? at::kFloat : at::kBFloat16);
   train::PrecisionSection precision;
   precision.recipe = recipe;
+  precision.recipes = {e4m3_by_tensor()};
   train::Quantization quantization(*model, precision, recipe);
   optimizer.bind(*model);
   const auto group = comm::local_groups(1)[0];
@@ -210,12 +217,16 @@ models::ModelConfig mixture_of(const std::string& router) {
 
 /// The step of a mixture whose experts' sizes stay on the device, as on a GPU.
 void expect_one_read(const models::ModelConfig& config, int64_t micro_batch = 4,
-                     bool checkpointed = false) {
+                     bool checkpointed = false, const std::string& recipe = "bf16") {
   models::GPT model(config, c10::kMeta);
   model.set_compute_dtype(at::kBFloat16);
+  train::PrecisionSection precision;
+  precision.recipe = recipe;
+  precision.recipes = {e4m3_by_tensor()};
+  const train::Quantization quantization(model, precision, recipe);
   for (const auto& [name, layer] : moe::layers_of(model))
     EXPECT_EQ(layer->device_rows_obstacle(), "") << name;
-  const Seen found = step_on_meta(config, "bf16", micro_batch, checkpointed);
+  const Seen found = step_on_meta(config, recipe, micro_batch, checkpointed);
   EXPECT_THAT(found.host_reads, ::testing::SizeIs(1));
   EXPECT_THAT(found.mixed, ::testing::IsEmpty());
 }
@@ -228,6 +239,16 @@ TEST(MetaStep, AMixtureReadsFromTheDeviceAsOftenAsADenseModel) {
   }
   expect_one_read(mixture_of("top_k"), /*micro_batch=*/2);
   expect_one_read(mixture_of("top_k"), 4, /*checkpointed=*/true);
+}
+
+TEST(MetaStep, AMixtureInFloat8ReadsFromTheDeviceOnce) {
+  models::ModelConfig config = mixture_of("top_k");
+  for (const bool checkpointed : {false, true})
+    expect_one_read(config, 4, checkpointed, "e4m3_by_tensor");
+  config.bias = true;
+  config.moe.drop = "position";
+  config.moe.pad_to_capacity = true;
+  expect_one_read(models::resolve_model_config(config, 0), 4, false, "e4m3_by_tensor");
 }
 
 TEST(MetaStep, OptionsOfAMixtureReadNothing) {

@@ -106,8 +106,11 @@ TEST(MixtureCuda, EachRecipeTrainsToTheLossesOfTheCpu) {
   if (const std::string reason = load_gpu(); !reason.empty()) GTEST_SKIP() << reason;
   const test::TinyRun run;
   for (const std::string recipe :
-       {"mxfp8", "mxfp4_stochastic", "fp8_tensor", "fp8_block", "fp64"}) {
+       {"mxfp8", "mxfp4_stochastic", "fp8_tensor", "e4m3_by_tensor", "fp8_block", "fp64"}) {
     RunConfig config = mixture(run, recipe);
+    const mx::RecipeSection::OperandSection one = {.blocks = "tensor", .scale_mode = "float32"};
+    config.precision.recipes = {
+        {.name = "e4m3_by_tensor", .weight = one, .activation = one, .gradient = one}};
     config.model.width = 64;
     config.model.layers = 4;  // FP8 leaves one block at each end in high precision
     config.precision.recipe = recipe;

@@ -94,9 +94,10 @@ __global__ void __launch_bounds__(kSlotThreads) place_experts(RowsProblem p) {
   int64_t before = 0;
   for (int64_t first = 0; first < p.experts; first += kSlotThreads) {
     const int64_t expert = first + threadIdx.x;
-    const int64_t size = expert >= p.experts ? 0
-                         : p.capacity > 0    ? p.capacity
-                                             : p.count[expert] + p.spare;
+    const int64_t size =
+        expert >= p.experts ? 0
+        : p.capacity > 0    ? p.capacity
+                         : (p.count[expert] + p.spare + p.multiple - 1) / p.multiple * p.multiple;
     int64_t total;
     const int64_t begin = before + sum_before(size, total);
     if (expert < p.experts) {
