@@ -86,7 +86,7 @@ class Clicks {
 /// Reads the last checkpoint and completes its tables by initial rows.
 inline io::Snapshot last_checkpoint(const train::RunConfig& config) {
   io::Snapshot found = io::read_latest_checkpoint(config.folder() / "checkpoints");
-  train::add_initial_rows(train::RecommenderLookups(config).pack(), found.tensors);
+  train::complete_tables(train::RecommenderLookups(config).pack(), found.tensors);
   return found;
 }
 

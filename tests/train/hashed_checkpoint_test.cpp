@@ -9,6 +9,7 @@
 #include "dovetail/base/rng.h"
 #include "dovetail/train/embedding_tables/checkpoint.h"
 #include "dovetail/train/embedding_tables/hashed.h"
+#include "dovetail/train/ranks/checkpoint_writers.h"
 #include "tests/comm/ranks.h"
 #include "tests/embedding/testing.h"
 #include "tests/train/tiny_run.h"
@@ -49,6 +50,7 @@ struct Layout {
   RowDtype row_dtype = RowDtype::kFloat32;
   int64_t memory_bytes = 0;  ///< 0: all rows are in memory
   int64_t dim = 8;           ///< elements of a row of table "users"
+  TableWriters writers = TableWriters::kRankZero;
 };
 
 PackSpec spec_of(const Layout& layout) {
@@ -151,14 +153,18 @@ class HashedCheckpoint : public ::testing::Test {
     expect_all_succeed(layout.ranks, [&](const std::shared_ptr<comm::Group>& group) {
       const auto tables = tables_of(layout, group);
       std::optional<io::CheckpointFolder> folder;
-      if (group->rank() == 0)
-        folder.emplace(folder_ / "c", io::CheckpointFolder::Options{.keep = 9});
+      const bool all = layout.writers == TableWriters::kHolders;
+      if (all || group->rank() == 0)
+        folder.emplace(folder_ / "c",
+                       io::CheckpointFolder::Options{
+                           .keep = 9, .writers = all ? checkpoint_writers(*group) : nullptr});
       for (int64_t step = 1; step <= kLast; ++step) {
         train_step(*tables, *group, step);
         tables->lookup(batch_of(100 + step));  // changes nothing
         if (std::ranges::find(kSaves, step) == kSaves.end()) continue;
         const auto kind = step == kFull ? io::CheckpointKind::kFull : io::CheckpointKind::kDelta;
-        save_hashed_tables(*tables, kind, folder ? &folder->begin(step, kind) : nullptr);
+        save_hashed_tables(*tables, kind, layout.writers,
+                           folder ? &folder->begin(step, kind) : nullptr);
         tables->forget_changes();
         if (folder) folder->save({.step = step});
         if (folder) folder->wait();
@@ -201,13 +207,19 @@ void HashedCheckpoint::expect_deltas(const Layout& layout) {
   size_t removed = 0, unchanged = 0;
   for (auto now = expected.begin(); now != expected.end(); ++now) {
     SCOPED_TRACE(fmt::format("step {}", now->first));
-    expect_same(io::read_checkpoint(path_of(now->first)).tensors, tensors_of(now->second));
+    std::map<std::string, at::Tensor> whole = io::read_checkpoint(path_of(now->first)).tensors;
+    complete_tables(spec_of(layout), whole);
+    expect_same(whole, tensors_of(now->second));
     if (now == expected.begin()) continue;
     const auto& [since, before] = *std::prev(now);
     const io::StoredCheckpoint stored(path_of(now->first));
     const auto numbers = [&](size_t t, const char* part) {
       const std::string name = table_tensor(t == 0 ? "users" : "items", part);
-      return numbers_in(stored.links().back().files.at(name)->read(name));
+      std::set<int64_t> numbers;
+      for (const auto& [tensor, file] : stored.links().back().files)
+        if (tensor == name || tensor.starts_with(name + "."))
+          numbers.merge(numbers_in(file->read(tensor)));
+      return numbers;
     };
     for (size_t t = 0; t < 2; ++t) {
       const KeyedRows &was = before[t], &is = now->second[t];
@@ -268,6 +280,35 @@ TEST_F(HashedCheckpoint, BlocksOfTablesThatAreCutByRows) {
                  .sharding = Sharding::kRowWise,
                  .memory_bytes = int64_t{10} << 20,
                  .dim = 16384});
+}
+
+TEST_F(HashedCheckpoint, PiecesOfTablesThatAreCutByRows) {
+  expect_deltas({.options = kCounted,
+                 .ranks = 3,
+                 .sharding = Sharding::kRowWise,
+                 .row_dtype = RowDtype::kMXFP8,
+                 .writers = TableWriters::kHolders});
+}
+
+TEST_F(HashedCheckpoint, PiecesOfBlocksInTiers) {
+  expect_deltas({.options = kAged,
+                 .ranks = 2,
+                 .sharding = Sharding::kRowWise,
+                 .memory_bytes = int64_t{10} << 20,
+                 .dim = 16384,
+                 .writers = TableWriters::kHolders});
+}
+
+TEST_F(HashedCheckpoint, WholeTablesOfTheRanksThatHoldThem) {
+  expect_deltas({.options = kRarest, .ranks = 3, .writers = TableWriters::kHolders});
+}
+
+TEST_F(HashedCheckpoint, ReplicasThatOneRankOfEachTableWrites) {
+  expect_deltas({.options = kAged,
+                 .ranks = 2,
+                 .sharding = Sharding::kReplicated,
+                 .optimizer = OptimizerKind::kSgd,
+                 .writers = TableWriters::kHolders});
 }
 
 }  // namespace

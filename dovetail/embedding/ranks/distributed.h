@@ -133,6 +133,7 @@ class DistributedTables {
 
   const PackSpec& spec() const { return spec_; }
   const TablePlacement& plan() const { return plan_; }
+  int64_t rank() const { return group_->rank(); }
   /// Returns the number of columns of pooled rows: the sum of the features' dims.
   int64_t columns() const { return columns_; }
   /// Returns the device of the rows.
@@ -181,10 +182,24 @@ class DistributedTables {
   void set_steps(int64_t updates, int64_t steps);
 
   bool is_hashed(int64_t table) const { return spec_.tables[static_cast<size_t>(table)].hashed; }
-  /// Collects rows of a table from all ranks on rank 0: the rows of [first, first + count) that are
-  /// in `which`. Returns them on rank 0, as copies or views, and undefined tensors on other ranks.
-  /// The table must have a fixed vocabulary. All ranks call it together, between steps.
-  TableRows read_rows(int64_t table, int64_t first, int64_t count, RowSet which) const;
+  /// Returns true if each rank has other rows of the table.
+  bool cut_by_rows(int64_t table) const;
+  /// Returns true if each rank has other columns of the table.
+  bool cut_by_columns(int64_t table) const;
+  /// Returns the rank that saves a table which is not cut by rows. It holds the whole table, or
+  /// some columns of a table that is cut by columns.
+  int64_t saving_rank(int64_t table) const;
+  /// Collects rows of a table from all ranks on rank `to`: the rows of [first, first + count) that
+  /// are in `which`. Returns them on that rank, as copies or views, and undefined tensors on other
+  /// ranks. The table must have a fixed vocabulary. All ranks call it together, between steps.
+  TableRows read_rows(int64_t table, int64_t first, int64_t count, RowSet which,
+                      int64_t to = 0) const;
+  /// Returns the rows of [first, first + count) in `which` that this rank holds. It sends nothing.
+  /// The table must have a fixed vocabulary and must not be cut by columns. Call it between steps.
+  TableRows own_rows(int64_t table, int64_t first, int64_t count, RowSet which) const;
+  /// Returns the number of all rows in `which` that this rank holds. It sends nothing. Replicas of
+  /// a row and columns of a row count on each rank.
+  int64_t num_own_rows(int64_t table, RowSet which) const;
   /// Inverse of read_rows: distributes rank 0's rows to every rank that holds some of them. All
   /// ranks call it together, between steps.
   void write_rows(int64_t table, const TableRows& rows);
@@ -195,6 +210,11 @@ class DistributedTables {
   /// Returns the keys of a hashed table on rank 0, without rows (HashedTables::keys). All ranks
   /// call it together, between steps.
   KeyedRows list_keys(int64_t table, RowSet which) const;
+  /// Returns the keys of a hashed table that this rank holds, without rows. It sends nothing. Call
+  /// it between steps.
+  KeyedRows own_keys(int64_t table, RowSet which) const;
+  /// Returns the rows of `keys`, (n) int64, which this rank holds. It sends nothing.
+  TableContents own_rows(int64_t table, const at::Tensor& keys) const;
   /// Reads the rows of `keys` of a hashed table, (n) int64 on rank 0, in blocks of `block` keys.
   /// Calls body(first, rows) on rank 0 for the keys from `first` on, at least once. All ranks call
   /// it together, between steps.
@@ -249,15 +269,16 @@ class DistributedTables {
   const ShardedPack& pack_of(int64_t table) const {
     return *packs_[pack_of_[static_cast<size_t>(table)]];
   }
-  /// Returns the rows that this rank sends to rank 0 in read_rows, as row numbers on this rank, (n)
-  /// int64 ascending. They are its part of the table's rows [first, first + count) that are in
-  /// `which`.
-  at::Tensor rows_sent(int64_t table, int64_t first, int64_t count, RowSet which) const;
-  /// Returns, on rank 0, the number `own` of each rank; zeros on the other ranks.
-  std::vector<int64_t> counts_of_ranks(int64_t own) const;
-  /// Returns, on rank 0, the ranks' tensors `own` (n, ...), concatenated in rank order; an
-  /// undefined tensor on the other ranks. `counts` is counts_of_ranks(n).
-  at::Tensor to_rank_zero(const at::Tensor& own, const std::vector<int64_t>& counts) const;
+  /// Returns the rows of [first, first + count) in `which` that this rank holds. They are row
+  /// numbers on this rank, (n) int64 ascending.
+  at::Tensor local_rows(int64_t table, int64_t first, int64_t count, RowSet which) const;
+  /// Returns the numbers in the whole table of rows on this rank.
+  at::Tensor whole_numbers(int64_t table, const at::Tensor& local) const;
+  /// Returns, on rank `to`, the number `own` of each rank; zeros on the other ranks.
+  std::vector<int64_t> counts_of_ranks(int64_t own, int64_t to = 0) const;
+  /// Returns, on rank `to`, the ranks' tensors `own` (n, ...), concatenated in rank order; an
+  /// undefined tensor on the other ranks. `counts` is counts_of_ranks(n, to).
+  at::Tensor to_rank(int64_t to, const at::Tensor& own, const std::vector<int64_t>& counts) const;
   /// Returns, on every rank, the number of rows of rank 0's tensor `own`; 0 if it is undefined.
   /// Ignores the tensors of other ranks.
   int64_t rows_of_rank_zero(const at::Tensor& own) const;
@@ -267,19 +288,18 @@ class DistributedTables {
                             at::ScalarType dtype) const;
   /// Returns how many of a row's `width` numbers (elements or state) each rank holds.
   std::vector<int64_t> widths_of(int64_t table, int64_t width) const;
-  /// Returns, on rank 0, whole rows that are assembled from the ranks' parts `own`; an undefined
+  /// Returns, on rank `to`, whole rows that are assembled from the ranks' parts `own`; an undefined
   /// tensor on other ranks. Rank r contributes `counts[r]` rows of `widths[r]` numbers. If `order`
   /// (n) int64 is defined, row i of the result is row order[i] of the ranks' rows in rank order.
   /// Row-wise tables need `order`, since each rank has other rows of them.
   at::Tensor put_together(int64_t table, const at::Tensor& own, const std::vector<int64_t>& counts,
-                          const std::vector<int64_t>& widths, const at::Tensor& order) const;
+                          const std::vector<int64_t>& widths, const at::Tensor& order,
+                          int64_t to) const;
   /// Returns the columns of `rows` that this rank holds: all of them, unless the table is
   /// column-wise. Each row of `rows` is a whole stored row, or the whole state of a row.
   at::Tensor own_columns(int64_t table, const at::Tensor& rows) const;
   /// Returns true if this rank sends its keys of a hashed table to rank 0.
   bool sends_keys(int64_t table) const;
-  /// Returns true if each rank has other rows of the table.
-  bool cut_by_rows(int64_t table) const;
   KeyCounts to_rank_zero(const KeyCounts& own) const;
   KeyCounts from_rank_zero(const KeyCounts& own) const;
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
+#include "dovetail/base/error.h"
 #include "dovetail/embedding/ranks/distributed.h"
 
 namespace dovetail::embedding {
@@ -31,14 +33,22 @@ at::Tensor own_places(const at::Tensor& keys, int64_t rank, int64_t ranks) {
   return at::tensor(places, at::kLong);
 }
 
+KeyedRows no_keys() {
+  const at::Tensor none = at::empty({0}, at::kLong);
+  return {.known = {none, none, none, none},
+          .weight = {},
+          .state = {},
+          .candidates = {none, none, none, none}};
+}
+
 }  // namespace
 
 KeyCounts DistributedTables::to_rank_zero(const KeyCounts& own) const {
   const std::vector<int64_t> counts = counts_of_ranks(own.keys.numel());
-  KeyCounts all{.keys = to_rank_zero(own.keys, counts),
-                .occurrences = to_rank_zero(own.occurrences, counts),
-                .last_step = to_rank_zero(own.last_step, counts),
-                .removed = to_rank_zero(own.removed, counts_of_ranks(own.removed.numel()))};
+  KeyCounts all{.keys = to_rank(0, own.keys, counts),
+                .occurrences = to_rank(0, own.occurrences, counts),
+                .last_step = to_rank(0, own.last_step, counts),
+                .removed = to_rank(0, own.removed, counts_of_ranks(own.removed.numel()))};
   if (group_->rank() != 0) return all;
   all.removed = all.removed.index_select(0, ascending(all.removed));
   return all;
@@ -59,18 +69,23 @@ bool DistributedTables::sends_keys(int64_t table) const {
   return pack_of(table).local_table(table) >= 0 && (!replicated || group_->rank() == 0);
 }
 
-bool DistributedTables::cut_by_rows(int64_t table) const {
-  return plan_.ranks > 1 && plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kRowWise;
+KeyedRows DistributedTables::own_keys(int64_t table, RowSet which) const {
+  const ShardedPack& pack = pack_of(table);
+  if (const int64_t local = pack.local_table(table); local >= 0)
+    return pack.hashed()->keys(local, which);
+  return no_keys();
+}
+
+TableContents DistributedTables::own_rows(int64_t table, const at::Tensor& keys) const {
+  const ShardedPack& pack = pack_of(table);
+  const int64_t local = pack.local_table(table);
+  DOVETAIL_CHECK(local >= 0, "this rank has no keys of table {}", table);
+  auto [weight, state] = pack.hashed()->rows(local, keys);
+  return {.weight = std::move(weight), .state = std::move(state)};
 }
 
 KeyedRows DistributedTables::list_keys(int64_t table, RowSet which) const {
-  const at::Tensor none = at::empty({0}, at::kLong);
-  KeyedRows own{.known = {none, none, none, none},
-                .weight = {},
-                .state = {},
-                .candidates = {none, none, none, none}};
-  const ShardedPack& pack = pack_of(table);
-  if (sends_keys(table)) own = pack.hashed()->keys(pack.local_table(table), which);
+  const KeyedRows own = sends_keys(table) ? own_keys(table, which) : no_keys();
   if (plan_.ranks == 1) return own;
   KeyedRows all{.known = to_rank_zero(own.known),
                 .weight = {},
@@ -102,8 +117,8 @@ void DistributedTables::read_rows(
                      ? wanted.index_select(0, own_places(wanted, group_->rank(), plan_.ranks))
                      : wanted);
     const std::vector<int64_t> counts = counts_of_ranks(own.weight.size(0));
-    TableContents all{.weight = to_rank_zero(own.weight, counts),
-                      .state = to_rank_zero(own.state, counts)};
+    TableContents all{.weight = to_rank(0, own.weight, counts),
+                      .state = to_rank(0, own.state, counts)};
     if (group_->rank() != 0) continue;
     if (cut_by_rows(table)) {
       std::vector<at::Tensor> places;

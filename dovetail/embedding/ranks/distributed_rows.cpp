@@ -10,20 +10,36 @@
 
 namespace dovetail::embedding {
 
-at::Tensor DistributedTables::rows_sent(int64_t table, int64_t first, int64_t count,
-                                        RowSet which) const {
+bool DistributedTables::cut_by_rows(int64_t table) const {
+  return plan_.ranks > 1 && plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kRowWise;
+}
+
+bool DistributedTables::cut_by_columns(int64_t table) const {
+  return plan_.ranks > 1 &&
+         plan_.tables[static_cast<size_t>(table)].sharding == Sharding::kColumnWise;
+}
+
+int64_t DistributedTables::saving_rank(int64_t table) const {
   const PlacedTable& planned = plan_.tables[static_cast<size_t>(table)];
+  return planned.sharding == Sharding::kTableWise ? planned.rank : table % plan_.ranks;
+}
+
+at::Tensor DistributedTables::local_rows(int64_t table, int64_t first, int64_t count,
+                                         RowSet which) const {
   const ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table), rank = group_->rank(), ranks = plan_.ranks;
-  if (local < 0 || (planned.sharding == Sharding::kReplicated && rank > 0))
-    return at::empty({0}, at::kLong);
+  if (local < 0) return at::empty({0}, at::kLong);
   int64_t begin = first, end = first + count;
-  if (planned.sharding == Sharding::kRowWise) {
+  if (cut_by_rows(table)) {
     begin = (begin + ranks - 1 - rank) / ranks;
     end = (end + ranks - 1 - rank) / ranks;
   }
   return which == RowSet::kAll ? at::arange(begin, end, at::kLong)
                                : pack.marked(local, which).within(begin, end);
+}
+
+at::Tensor DistributedTables::whole_numbers(int64_t table, const at::Tensor& local) const {
+  return cut_by_rows(table) ? local * plan_.ranks + group_->rank() : local;
 }
 
 std::vector<int64_t> DistributedTables::widths_of(int64_t table, int64_t width) const {
@@ -35,19 +51,19 @@ std::vector<int64_t> DistributedTables::widths_of(int64_t table, int64_t width) 
   return widths;
 }
 
-std::vector<int64_t> DistributedTables::counts_of_ranks(int64_t own) const {
+std::vector<int64_t> DistributedTables::counts_of_ranks(int64_t own, int64_t to) const {
   std::vector<int64_t> send(static_cast<size_t>(plan_.ranks), 0);
-  send[0] = own;
+  send[static_cast<size_t>(to)] = own;
   return plan_.ranks == 1 ? send : comm::exchange_sizes(*group_, send).receive;
 }
 
-at::Tensor DistributedTables::to_rank_zero(const at::Tensor& own,
-                                           const std::vector<int64_t>& counts) const {
+at::Tensor DistributedTables::to_rank(int64_t to, const at::Tensor& own,
+                                      const std::vector<int64_t>& counts) const {
   if (plan_.ranks == 1) return own;
   comm::Splits splits{std::vector<int64_t>(counts.size(), 0), counts};
-  splits.send[0] = own.size(0);
+  splits.send[static_cast<size_t>(to)] = own.size(0);
   const at::Tensor all = comm::Exchange(group_, splits).start(own.contiguous()).wait();
-  return group_->rank() == 0 ? all : at::Tensor();
+  return group_->rank() == to ? all : at::Tensor();
 }
 
 int64_t DistributedTables::rows_of_rank_zero(const at::Tensor& own) const {
@@ -69,11 +85,11 @@ at::Tensor DistributedTables::from_rank_zero(const at::Tensor& own, at::IntArray
 at::Tensor DistributedTables::put_together(int64_t table, const at::Tensor& own,
                                            const std::vector<int64_t>& counts,
                                            const std::vector<int64_t>& widths,
-                                           const at::Tensor& order) const {
+                                           const at::Tensor& order, int64_t to) const {
   if (plan_.ranks == 1) return own;
   std::vector<int64_t> sizes(counts.size());
   std::ranges::transform(counts, widths, sizes.begin(), std::multiplies<>());
-  const at::Tensor all = to_rank_zero(own.contiguous().view(-1), sizes);
+  const at::Tensor all = to_rank(to, own.contiguous().view(-1), sizes);
   if (!all.defined()) return {};
   if (plan_.tables[static_cast<size_t>(table)].sharding != Sharding::kColumnWise) {
     const at::Tensor rows = all.view({-1, widths.front()});
@@ -87,35 +103,51 @@ at::Tensor DistributedTables::put_together(int64_t table, const at::Tensor& own,
   return at::cat(columns, 2).flatten(1);
 }
 
-TableRows DistributedTables::read_rows(int64_t table, int64_t first, int64_t count,
-                                       RowSet which) const {
+TableRows DistributedTables::read_rows(int64_t table, int64_t first, int64_t count, RowSet which,
+                                       int64_t to) const {
   const TableSpec& spec = spec_.tables[static_cast<size_t>(table)];
   const Sharding sharding = plan_.tables[static_cast<size_t>(table)].sharding;
   const ShardedPack& pack = pack_of(table);
   const int64_t local = pack.local_table(table);
-  const at::Tensor own = rows_sent(table, first, count, which);
-  const std::vector<int64_t> counts = counts_of_ranks(own.numel());
-  const bool by_rows = plan_.ranks > 1 && sharding == Sharding::kRowWise;
-  const at::Tensor numbers = by_rows ? own * plan_.ranks + group_->rank() : own;
-  TableRows found{.rows = to_rank_zero(numbers, counts), .contents = {}};
+  const bool sends = sharding != Sharding::kReplicated || group_->rank() == to;
+  const at::Tensor own = sends ? local_rows(table, first, count, which) : at::empty({0}, at::kLong);
+  const std::vector<int64_t> counts = counts_of_ranks(own.numel(), to);
+  TableRows found{.rows = to_rank(to, whole_numbers(table, own), counts), .contents = {}};
   at::Tensor order;
-  if (group_->rank() == 0) {
+  if (group_->rank() == to) {
     if (sharding == Sharding::kColumnWise)
       found.rows = found.rows.narrow(0, 0, counts.front());  // each rank has all rows
-    if (by_rows) std::tie(found.rows, order) = found.rows.sort();
+    if (cut_by_rows(table)) std::tie(found.rows, order) = found.rows.sort();
   }
   const TableContents contents = own.numel() > 0 ? pack.read(local, own) : TableContents();
   const auto whole = [&](const at::Tensor& part, int64_t width, at::ScalarType dtype) {
     const std::vector<int64_t> widths = widths_of(table, width);
     const at::Tensor mine =
         part.defined() ? part : at::empty({0, widths[static_cast<size_t>(group_->rank())]}, dtype);
-    return put_together(table, mine, counts, widths, order);
+    return put_together(table, mine, counts, widths, order, to);
   };
   found.contents.weight =
       whole(contents.weight, stored_width(spec_.row_dtype, spec.dim), stored_type(spec_.row_dtype));
   const int64_t state = state_per_row(spec_, table);
   if (state > 0) found.contents.state = whole(contents.state, state, at::kFloat);
   return found;
+}
+
+TableRows DistributedTables::own_rows(int64_t table, int64_t first, int64_t count,
+                                      RowSet which) const {
+  DOVETAIL_CHECK(!cut_by_columns(table), "no rank has whole rows of table {}", table);
+  const at::Tensor local = local_rows(table, first, count, which);
+  TableRows found{.rows = whole_numbers(table, local), .contents = {}};
+  if (local.numel() > 0)
+    found.contents = pack_of(table).read(pack_of(table).local_table(table), local);
+  return found;
+}
+
+int64_t DistributedTables::num_own_rows(int64_t table, RowSet which) const {
+  DOVETAIL_CHECK(which != RowSet::kAll, "all rows of table {} have no marks to count", table);
+  const ShardedPack& pack = pack_of(table);
+  const int64_t local = pack.local_table(table);
+  return local < 0 ? 0 : pack.marked(local, which).count();
 }
 
 TableContents DistributedTables::read(int64_t table) const {
@@ -162,13 +194,10 @@ void DistributedTables::write(int64_t table, const TableContents& contents) {
 int64_t DistributedTables::num_rows(int64_t table, RowSet which) const {
   if (which == RowSet::kAll) return spec_.tables[static_cast<size_t>(table)].rows;
   const Sharding sharding = plan_.tables[static_cast<size_t>(table)].sharding;
-  const ShardedPack& pack = pack_of(table);
-  const int64_t local = pack.local_table(table);
   // Ranks with columns or replicas of the same rows count them once.
-  const bool counts = local >= 0 && (group_->rank() == 0 || sharding == Sharding::kRowWise ||
-                                     sharding == Sharding::kTableWise);
-  const std::vector<int64_t> counted =
-      counts_of_ranks(counts ? pack.marked(local, which).count() : 0);
+  const bool counts =
+      group_->rank() == 0 || sharding == Sharding::kRowWise || sharding == Sharding::kTableWise;
+  const std::vector<int64_t> counted = counts_of_ranks(counts ? num_own_rows(table, which) : 0);
   at::Tensor sum =
       at::full({1}, std::accumulate(counted.begin(), counted.end(), int64_t{0}), at::kLong);
   group_->broadcast(sum, 0);

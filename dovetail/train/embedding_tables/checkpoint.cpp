@@ -23,9 +23,12 @@ struct Names {
   std::string weight, state, rows;
 };
 
-Names names_of(const embedding::TableSpec& table) {
+/// Returns the names of the tensors of a table, or of its piece with this suffix.
+Names names_of(const embedding::TableSpec& table, const std::string& suffix = "") {
   const std::string prefix = fmt::format("{}{}.", kTables, table.name);
-  return {.weight = prefix + "weight", .state = prefix + "state", .rows = prefix + "rows"};
+  return {.weight = prefix + "weight" + suffix,
+          .state = prefix + "state" + suffix,
+          .rows = prefix + "rows" + suffix};
 }
 
 /// Maximum number of blocks of a table that are searched at once for marked rows.
@@ -38,11 +41,12 @@ int64_t record_bytes(const embedding::PackSpec& spec, int64_t t) {
          embedding::state_per_row(spec, t) * static_cast<int64_t>(sizeof(float));
 }
 
-/// Returns the tensors that store `rows` rows of a table.
+/// Returns the tensors that store `rows` rows of a table or of a piece.
 std::vector<io::StreamedTensor> tensors_of(const embedding::PackSpec& spec, int64_t t,
-                                           embedding::RowSet which, int64_t rows) {
+                                           const std::string& suffix, embedding::RowSet which,
+                                           int64_t rows) {
   const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
-  const Names names = names_of(table);
+  const Names names = names_of(table, suffix);
   const std::string numbers = which == embedding::RowSet::kAll ? "" : names.rows;
   std::vector<io::StreamedTensor> tensors = {
       {names.weight,
@@ -66,48 +70,62 @@ void check_numbers(const at::Tensor& rows, const embedding::TableSpec& table) {
              table.rows);
 }
 
+/// Throws UserError unless the full checkpoint `full` has rows and state of a table, or of its
+/// piece with this suffix. Removes their names from `others`.
+void check_table(const embedding::PackSpec& spec, int64_t t, const std::string& suffix,
+                 const io::StoredCheckpoint::Link& full, std::set<std::string>& others) {
+  const auto take = [&](const std::string& name) {
+    user_check(others.erase(name) > 0 && full.files.contains(name),
+               "the checkpoint lacks the tensor \"{}\" of this model", name);
+  };
+  const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
+  if (table.hashed) {
+    for (const std::string& name : hashed_tensors(spec, t)) take(name + suffix);
+    return;
+  }
+  const Names names = names_of(table, suffix);
+  const bool whole = suffix.empty() && !full.rows_of.contains(names.weight);
+  const auto numbers = full.files.find(names.rows);
+  user_check(whole || numbers != full.files.end(),
+             "the checkpoint lacks the tensor \"{}\" of this model", names.rows);
+  const int64_t rows = whole ? table.rows : numbers->second->shape(names.rows).at(0);
+  const auto which = whole ? embedding::RowSet::kAll : embedding::RowSet::kUpdated;
+  for (const io::StreamedTensor& tensor : tensors_of(spec, t, suffix, which, rows)) {
+    take(tensor.name);
+    const io::SafetensorsFile& file = *full.files.at(tensor.name);
+    const std::vector<int64_t> shape = file.shape(tensor.name);
+    const at::ScalarType dtype = file.dtype(tensor.name);
+    user_check(shape == tensor.shape && dtype == tensor.dtype,
+               "the checkpoint's \"{}\" is ({}) {}, but the table is ({}) {}, as "
+               "embedding.row_dtype = \"{}\" has it",
+               tensor.name, fmt::join(shape, ", "), c10::toString(dtype),
+               fmt::join(tensor.shape, ", "), c10::toString(tensor.dtype),
+               embedding::name(spec.row_dtype));
+  }
+}
+
 /// Throws UserError unless the checkpoint has rows and state of exactly these tables.
 void check_tables(const embedding::PackSpec& spec, const io::StoredCheckpoint& from) {
-  const auto& files = from.links().front().files;
+  const io::StoredCheckpoint::Link& full = from.links().front();
   std::set<std::string> others;
   for (const std::string& name : from.names())
     if (is_of_table(name)) others.insert(name);
   for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
-    const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
-    if (table.hashed) {
-      for (const std::string& name : hashed_tensors(spec, t))
-        user_check(others.erase(name) > 0, "the checkpoint lacks the tensor \"{}\" of this model",
-                   name);
-      continue;
-    }
-    const io::StoredCheckpoint::Link& full = from.links().front();
-    const Names names = names_of(table);
-    const bool whole = !full.rows_of.contains(names.weight);
-    const int64_t rows = whole ? table.rows : files.at(names.rows)->shape(names.rows).at(0);
-    for (const io::StreamedTensor& tensor :
-         tensors_of(spec, t, whole ? embedding::RowSet::kAll : embedding::RowSet::kUpdated, rows)) {
-      user_check(others.erase(tensor.name) > 0 && files.contains(tensor.name),
-                 "the checkpoint lacks the tensor \"{}\" of this model", tensor.name);
-      const std::vector<int64_t> shape = files.at(tensor.name)->shape(tensor.name);
-      const at::ScalarType dtype = files.at(tensor.name)->dtype(tensor.name);
-      user_check(shape == tensor.shape && dtype == tensor.dtype,
-                 "the checkpoint's \"{}\" is ({}) {}, but the table is ({}) {}, as "
-                 "embedding.row_dtype = \"{}\" has it",
-                 tensor.name, fmt::join(shape, ", "), c10::toString(dtype),
-                 fmt::join(tensor.shape, ", "), c10::toString(tensor.dtype),
-                 embedding::name(spec.row_dtype));
-    }
+    const std::string weight = names_of(spec.tables[static_cast<size_t>(t)]).weight;
+    for (const std::string& suffix : piece_suffixes(full.files, weight))
+      check_table(spec, t, suffix, full, others);
   }
   if (!others.empty())
     throw UserError(
         fmt::format("the checkpoint's \"{}\" is not a table of this model", *others.begin()));
 }
 
-/// Reads rows [first, first + count) of the part of a table that a link stores. Throws UserError
-/// for row numbers that the table does not have.
+/// Reads rows [first, first + count) of the part of a table, or of its piece with this suffix, that
+/// a link stores. Throws UserError for row numbers that the table does not have.
 embedding::TableRows read_block(const io::StoredCheckpoint::Link& link,
-                                const embedding::TableSpec& table, int64_t first, int64_t count) {
-  const Names names = names_of(table);
+                                const embedding::TableSpec& table, const std::string& suffix,
+                                int64_t first, int64_t count) {
+  const Names names = names_of(table, suffix);
   const auto read = [&](const std::string& name) {
     const auto file = link.files.find(name);
     return file == link.files.end() ? at::Tensor() : file->second->read_rows(name, first, count);
@@ -120,8 +138,8 @@ embedding::TableRows read_block(const io::StoredCheckpoint::Link& link,
   return found;
 }
 
-/// Returns the number of rows that each link stores for each table of `tables`. Tables without a
-/// source have none.
+/// Returns the number of rows that each link stores for each table of `tables`: a list with one
+/// number for each piece. Tables without a source have an empty list.
 nlohmann::json rows_in(const embedding::PackSpec& tables, const StoredTables& stored,
                        const io::StoredCheckpoint& from) {
   auto links = nlohmann::json::array();
@@ -129,12 +147,17 @@ nlohmann::json rows_in(const embedding::PackSpec& tables, const StoredTables& st
     auto rows = nlohmann::json::array();
     for (size_t t = 0; t < tables.tables.size(); ++t) {
       const int64_t source = stored.sources[t].table;
-      if (source < 0) {
-        rows.push_back(0);
-        continue;
+      auto pieces = nlohmann::json::array();
+      if (source >= 0) {
+        const std::string name = names_of(stored.spec.tables[static_cast<size_t>(source)]).weight;
+        for (const std::string& suffix : piece_suffixes(link.files, name)) {
+          const auto weight = link.files.find(name + suffix);
+          user_check(weight != link.files.end(), "the checkpoint of step {} lacks \"{}{}\"",
+                     link.step, name, suffix);
+          pieces.push_back(weight->second->shape(weight->first)[0]);
+        }
       }
-      const std::string weight = names_of(stored.spec.tables[static_cast<size_t>(source)]).weight;
-      rows.push_back(link.files.at(weight)->shape(weight)[0]);
+      rows.push_back(std::move(pieces));
     }
     links.push_back(rows);
   }
@@ -160,15 +183,16 @@ class LinkReader {
              const io::StoredCheckpoint::Link* from)
       : tables_(tables), stored_(stored), from_(from) {}
 
-  /// Reads `rows` rows into a table with a fixed vocabulary.
-  void read_rows(int64_t t, int64_t rows) {
+  /// Reads the `rows` rows of a piece into a table with a fixed vocabulary.
+  void read_rows(int64_t t, const std::string& suffix, int64_t rows) {
     const TableSource& source = source_of(t);
     for (int64_t first = 0; first < rows; first += block_of(t)) {
       embedding::TableRows found;
       int64_t stored_rows = 0;
       if (from_ != nullptr) {
         stored_rows = stored_table(t).rows;
-        found = read_block(*from_, stored_table(t), first, std::min(block_of(t), rows - first));
+        found =
+            read_block(*from_, stored_table(t), suffix, first, std::min(block_of(t), rows - first));
         if (!source.state) found.contents.state = no_state(t, found.rows.numel());
       }
       for (int64_t copy = 0; copy < source.copies; ++copy) {
@@ -179,23 +203,25 @@ class LinkReader {
     }
   }
 
-  /// Reads `rows` keys into a hashed table.
-  void read_keys(int64_t t, int64_t rows) {
+  /// Reads the `rows` keys of a piece into a hashed table.
+  void read_keys(int64_t t, const std::string& suffix, int64_t rows) {
     const TableSource& source = source_of(t);
     const bool keyed = stored_.spec.tables[static_cast<size_t>(source.table)].hashed;
     if (keyed) {
-      tables_.remove_keys(t, from_ == nullptr ? embedding::KeyedRows()
-                                              : read_removed(stored_.spec, source.table, *from_));
-      tables_.add_keys(t, from_ == nullptr ? embedding::KeyedRows()
-                                           : read_candidates(stored_.spec, source.table, *from_));
+      const auto read = [&](const auto& part) {
+        return from_ == nullptr ? embedding::KeyedRows()
+                                : part(stored_.spec, source.table, suffix, *from_);
+      };
+      tables_.remove_keys(t, read(read_removed));
+      tables_.add_keys(t, read(read_candidates));
     }
     for (int64_t first = 0; first < rows; first += block_of(t)) {
       embedding::KeyedRows found;
       if (from_ != nullptr) {
         const int64_t count = std::min(block_of(t), rows - first);
-        found = keyed
-                    ? train::read_keys(stored_.spec, source.table, *from_, first, count)
-                    : keyed_rows(read_block(*from_, stored_table(t), first, count), stored_.steps);
+        found = keyed ? train::read_keys(stored_.spec, source.table, suffix, *from_, first, count)
+                      : keyed_rows(read_block(*from_, stored_table(t), suffix, first, count),
+                                   stored_.steps);
         if (!source.state || !found.state.defined())
           found.state = no_state(t, found.known.keys.numel());
       }
@@ -218,43 +244,74 @@ class LinkReader {
   const io::StoredCheckpoint::Link* from_;
 };
 
+/// Rows of a table that one rank writes.
+struct WrittenRows {
+  std::string suffix;  ///< piece_suffix; empty: the rows are the whole table
+  std::function<int64_t(embedding::RowSet which)> count;
+  std::function<embedding::TableRows(int64_t first, int64_t count, embedding::RowSet which)> read;
+};
+
+/// Writes rows of a table to `to`, block by block. Null: takes part in their exchange only.
+void write_rows(const embedding::PackSpec& spec, int64_t t, io::CheckpointKind kind,
+                const WrittenRows& from, io::StreamedTensors* to) {
+  const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
+  auto which =
+      kind == io::CheckpointKind::kFull ? embedding::RowSet::kUpdated : embedding::RowSet::kChanged;
+  int64_t rows = from.count(which);
+  const int64_t bytes = record_bytes(spec, t),
+                numbered_bytes = bytes + static_cast<int64_t>(sizeof(int64_t));
+  if (from.suffix.empty() && which == embedding::RowSet::kUpdated &&
+      rows * numbered_bytes >= table.rows * bytes) {
+    which = embedding::RowSet::kAll;
+    rows = table.rows;
+  }
+  if (to != nullptr) to->begin(tensors_of(spec, t, from.suffix, which, rows));
+  // Few marked rows are usually far apart, so that a block of them spans many rows.
+  const int64_t block =
+      rows_in_block(spec, t) *
+      std::clamp<int64_t>(table.rows / std::max<int64_t>(1, rows), 1, kBlocksSearched);
+  for (int64_t first = 0; first < table.rows; first += block) {
+    const embedding::TableRows found = from.read(first, std::min(block, table.rows - first), which);
+    if (to == nullptr || found.rows.numel() == 0) continue;
+    std::vector<at::Tensor> tensors = {found.contents.weight};
+    if (found.contents.state.defined()) tensors.push_back(found.contents.state);
+    if (which != embedding::RowSet::kAll) tensors.push_back(found.rows);
+    to->append(tensors);
+  }
+}
+
 }  // namespace
 
 bool is_of_table(const std::string& tensor) { return tensor.starts_with(kTables); }
 
 void save_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
-                 io::StreamedTensors* to) {
-  const embedding::PackSpec& spec = tables.spec();
-  for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
-    const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
-    if (table.hashed) continue;
-    auto which = kind == io::CheckpointKind::kFull ? embedding::RowSet::kUpdated
-                                                   : embedding::RowSet::kChanged;
-    int64_t rows = tables.num_rows(t, which);
-    const int64_t bytes = record_bytes(spec, t),
-                  numbered_bytes = bytes + static_cast<int64_t>(sizeof(int64_t));
-    if (which == embedding::RowSet::kUpdated && rows * numbered_bytes >= table.rows * bytes) {
-      which = embedding::RowSet::kAll;
-      rows = table.rows;
+                 TableWriters writers, io::StreamedTensors* to) {
+  using embedding::RowSet;
+  for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t) {
+    if (tables.is_hashed(t)) continue;
+    const bool pieces = writers == TableWriters::kHolders && tables.cut_by_rows(t);
+    const int64_t writer = writers == TableWriters::kRankZero ? 0 : tables.saving_rank(t);
+    io::StreamedTensors* const own = pieces || tables.rank() == writer ? to : nullptr;
+    WrittenRows rows;
+    if (writers == TableWriters::kRankZero || tables.cut_by_columns(t)) {
+      rows.count = [&](RowSet which) { return tables.num_rows(t, which); };
+      rows.read = [&](int64_t first, int64_t count, RowSet which) {
+        return tables.read_rows(t, first, count, which, writer);
+      };
+    } else {
+      if (own == nullptr) continue;
+      if (pieces) rows.suffix = piece_suffix(tables.rank(), tables.plan().ranks);
+      rows.count = [&](RowSet which) { return tables.num_own_rows(t, which); };
+      rows.read = [&](int64_t first, int64_t count, RowSet which) {
+        return tables.own_rows(t, first, count, which);
+      };
     }
-    if (to != nullptr) to->begin(tensors_of(spec, t, which, rows));
-    // Few marked rows are usually far apart, so that a block of them spans many rows.
-    const int64_t block =
-        rows_in_block(spec, t) *
-        std::clamp<int64_t>(table.rows / std::max<int64_t>(1, rows), 1, kBlocksSearched);
-    for (int64_t first = 0; first < table.rows; first += block) {
-      const embedding::TableRows found =
-          tables.read_rows(t, first, std::min(block, table.rows - first), which);
-      if (to == nullptr) continue;
-      std::vector<at::Tensor> tensors = {found.contents.weight};
-      if (found.contents.state.defined()) tensors.push_back(found.contents.state);
-      if (which != embedding::RowSet::kAll) tensors.push_back(found.rows);
-      to->append(tensors);
-    }
+    write_rows(tables.spec(), t, kind, rows, own);
   }
 }
 
-void add_initial_rows(const embedding::PackSpec& spec, std::map<std::string, at::Tensor>& tensors) {
+void complete_tables(const embedding::PackSpec& spec, std::map<std::string, at::Tensor>& tensors) {
+  join_pieces(spec, tensors);
   for (const embedding::TableSpec& table : spec.tables) {
     const Names names = names_of(table);
     auto numbers = tensors.extract(names.rows);
@@ -299,13 +356,17 @@ void load_tables(embedding::DistributedTables& tables, const StoredTables& store
     LinkReader reader(tables, stored, from == nullptr ? nullptr : &from->links()[link]);
     for (int64_t t = 0; t < std::ssize(tables.spec().tables); ++t) {
       if (stored.sources[static_cast<size_t>(t)].table < 0) continue;
-      const auto rows = links[link][static_cast<size_t>(t)].get<int64_t>();
-      if (!tables.is_hashed(t)) {
-        reader.read_rows(t, rows);
-        continue;
+      const auto rows = links[link][static_cast<size_t>(t)].get<std::vector<int64_t>>();
+      if (link == 0 && tables.is_hashed(t)) tables.clear_keys(t);
+      for (int64_t piece = 0; piece < std::ssize(rows); ++piece) {
+        const std::string suffix = rows.size() == 1 ? "" : piece_suffix(piece, std::ssize(rows));
+        const int64_t of_piece = rows[static_cast<size_t>(piece)];
+        if (tables.is_hashed(t)) {
+          reader.read_keys(t, suffix, of_piece);
+        } else {
+          reader.read_rows(t, suffix, of_piece);
+        }
       }
-      if (link == 0) tables.clear_keys(t);
-      reader.read_keys(t, rows);
     }
   }
 }

@@ -6,6 +6,7 @@
 
 #include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/io/checkpoint.h"
+#include "dovetail/train/embedding_tables/pieces.h"
 
 namespace dovetail::train {
 
@@ -21,13 +22,17 @@ namespace dovetail::train {
 /// - In a delta (io::CheckpointKind): rows that did not change since the previous checkpoint.
 /// - In a full checkpoint: rows that were never updated. They still have their initial values. All
 ///   rows are stored if this takes no more bytes than the updated rows with their numbers.
+///
+/// A table in pieces (TableWriters::kHolders) has these tensors for each piece. Their names end
+/// with piece_suffix. Pieces always have "rows".
 bool is_of_table(const std::string& tensor);
 
 /// Writes the tables with a fixed vocabulary to a checkpoint, block by block. Hashed tables have
-/// their own function (hashed.h). `kind`: full checkpoint or delta. `to` is the checkpoint on rank
-/// 0, and null on other ranks. All ranks call this together, between steps.
+/// their own function (hashed.h). `kind`: full checkpoint or delta. `to` is the checkpoint on a
+/// rank that writes, and null on other ranks: with kRankZero, on all but rank 0. All ranks call
+/// this together, between steps.
 void save_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
-                 io::StreamedTensors* to);
+                 TableWriters writers, io::StreamedTensors* to);
 
 /// Reads tables that save_tables wrote with any number of ranks. `from` is the checkpoint on rank
 /// 0, and null on other ranks. All ranks call this together. Throws UserError unless the checkpoint
@@ -58,9 +63,9 @@ struct StoredTables {
 void load_tables(embedding::DistributedTables& tables, const StoredTables& stored,
                  const io::StoredCheckpoint* from, comm::Group& group);
 
-/// Completes the tables in `tensors`, the tensors of a checkpoint. A table with only its updated
-/// rows gets all its rows. Rows that are not stored get their initial values, and
-/// "embedding.<table>.rows" is removed.
-void add_initial_rows(const embedding::PackSpec& spec, std::map<std::string, at::Tensor>& tensors);
+/// Completes the tables in `tensors`, the tensors of a checkpoint. Pieces of a table are joined
+/// (join_pieces). A table with only its updated rows gets all its rows. Rows that are not stored
+/// get their initial values, and "embedding.<table>.rows" is removed.
+void complete_tables(const embedding::PackSpec& spec, std::map<std::string, at::Tensor>& tensors);
 
 }  // namespace dovetail::train

@@ -50,16 +50,27 @@ std::vector<Part> parts_of(std::span<const Part> group, const embedding::PackSpe
   return parts;
 }
 
+/// Table in a checkpoint, or the piece of it with this suffix.
+struct Written {
+  const embedding::PackSpec& spec;
+  int64_t table;
+  io::CheckpointKind kind;
+  std::string suffix;
+
+  const std::string& name() const { return spec.tables[static_cast<size_t>(table)].name; }
+};
+
 /// Returns headers of the group's tensors with `rows` rows each.
-std::vector<io::StreamedTensor> headers_of(std::span<const Part> group,
-                                           const embedding::PackSpec& spec, int64_t t, int64_t rows,
-                                           io::CheckpointKind kind) {
+std::vector<io::StreamedTensor> headers_of(std::span<const Part> group, const Written& written,
+                                           int64_t rows) {
+  const embedding::PackSpec& spec = written.spec;
+  const int64_t t = written.table;
   const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
-  const std::string keys = table_tensor(table.name, group.front().name),
-                    gone = removed_tensor(table.name, group);
+  const std::string keys = table_tensor(table.name, group.front().name) + written.suffix,
+                    gone = removed_tensor(table.name, group) + written.suffix;
   std::vector<io::StreamedTensor> headers;
   for (const Part& part : parts_of(group, spec, t)) {
-    const std::string name = table_tensor(table.name, part.name);
+    const std::string name = table_tensor(table.name, part.name) + written.suffix;
     io::StreamedTensor header{name, at::kLong, {rows}, name == keys ? gone : keys};
     if (part.name == "weight") {
       header.dtype = embedding::stored_type(spec.row_dtype);
@@ -68,17 +79,18 @@ std::vector<io::StreamedTensor> headers_of(std::span<const Part> group,
       header.dtype = at::kFloat;
       header.shape.push_back(embedding::state_per_row(spec, t));
     }
-    if (kind == io::CheckpointKind::kFull) header.rows.clear();
+    if (written.kind == io::CheckpointKind::kFull) header.rows.clear();
     headers.push_back(std::move(header));
   }
   return headers;
 }
 
 /// Writes keys of a group that have left, in a delta.
-void save_removed(std::span<const Part> group, const embedding::TableSpec& table,
-                  io::CheckpointKind kind, const at::Tensor& removed, io::StreamedTensors& to) {
-  if (kind != io::CheckpointKind::kDelta) return;
-  to.begin({{removed_tensor(table.name, group), at::kLong, {removed.numel()}}});
+void save_removed(std::span<const Part> group, const Written& written, const at::Tensor& removed,
+                  io::StreamedTensors& to) {
+  if (written.kind != io::CheckpointKind::kDelta) return;
+  const std::string name = removed_tensor(written.name(), group) + written.suffix;
+  to.begin({{name, at::kLong, {removed.numel()}}});
   to.append({removed});
 }
 
@@ -122,37 +134,50 @@ int64_t rows_in_block(const embedding::PackSpec& spec, int64_t t) {
 }
 
 void save_hashed_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
-                        io::StreamedTensors* to) {
+                        TableWriters writers, io::StreamedTensors* to) {
   const embedding::PackSpec& spec = tables.spec();
   const auto which =
       kind == io::CheckpointKind::kFull ? embedding::RowSet::kAll : embedding::RowSet::kChanged;
+  const bool holders = writers == TableWriters::kHolders;
   for (int64_t t = 0; t < std::ssize(spec.tables); ++t) {
     if (!tables.is_hashed(t)) continue;
-    const embedding::TableSpec& table = spec.tables[static_cast<size_t>(t)];
-    Rows keys = tables.list_keys(t, which);
-    if (to != nullptr) to->begin(headers_of(kKnown, spec, t, keys.known.keys.numel(), kind));
+    const bool pieces = holders && tables.cut_by_rows(t);
+    if (holders && !pieces && tables.rank() != tables.saving_rank(t)) continue;
+    const Written written{spec, t, kind,
+                          pieces ? piece_suffix(tables.rank(), tables.plan().ranks) : ""};
+    Rows keys = holders ? tables.own_keys(t, which) : tables.list_keys(t, which);
+    const int64_t block = rows_in_block(spec, t);
+    if (to != nullptr) to->begin(headers_of(kKnown, written, keys.known.keys.numel()));
     const auto append = [&](int64_t first, const embedding::TableContents& rows) {
       const int64_t count = rows.weight.size(0);
-      std::vector<at::Tensor> block = {part_of(keys.known.keys, first, count),
-                                       part_of(keys.known.occurrences, first, count),
-                                       part_of(keys.known.last_step, first, count), rows.weight};
-      if (rows.state.size(1) > 0) block.push_back(rows.state);
-      to->append(block);
+      std::vector<at::Tensor> tensors = {part_of(keys.known.keys, first, count),
+                                         part_of(keys.known.occurrences, first, count),
+                                         part_of(keys.known.last_step, first, count), rows.weight};
+      if (rows.state.size(1) > 0) tensors.push_back(rows.state);
+      to->append(tensors);
     };
-    tables.read_rows(t, keys.known.keys, rows_in_block(spec, t), append);
+    if (holders) {
+      const int64_t n = keys.known.keys.numel();
+      for (int64_t first = 0; first < n; first += block)
+        append(first,
+               tables.own_rows(t, part_of(keys.known.keys, first, std::min(block, n - first))));
+    } else {
+      tables.read_rows(t, keys.known.keys, block, append);
+    }
     if (to == nullptr) continue;
-    save_removed(kKnown, table, kind, keys.known.removed, *to);
-    to->begin(headers_of(kCandidates, spec, t, keys.candidates.keys.numel(), kind));
+    save_removed(kKnown, written, keys.known.removed, *to);
+    to->begin(headers_of(kCandidates, written, keys.candidates.keys.numel()));
     to->append({keys.candidates.keys, keys.candidates.occurrences, keys.candidates.last_step});
-    save_removed(kCandidates, table, kind, keys.candidates.removed, *to);
+    save_removed(kCandidates, written, keys.candidates.removed, *to);
   }
 }
 
-Rows read_removed(const embedding::PackSpec& spec, int64_t t,
+Rows read_removed(const embedding::PackSpec& spec, int64_t t, const std::string& suffix,
                   const io::StoredCheckpoint::Link& from) {
   Rows rows = no_keys(spec, t);
   const auto read = [&](std::span<const Part> group, at::Tensor& removed) {
-    const std::string name = removed_tensor(spec.tables[static_cast<size_t>(t)].name, group);
+    const std::string name =
+        removed_tensor(spec.tables[static_cast<size_t>(t)].name, group) + suffix;
     if (const auto file = from.files.find(name); file != from.files.end())
       removed = file->second->read(name);
   };
@@ -161,22 +186,24 @@ Rows read_removed(const embedding::PackSpec& spec, int64_t t,
   return rows;
 }
 
-Rows read_candidates(const embedding::PackSpec& spec, int64_t t,
+Rows read_candidates(const embedding::PackSpec& spec, int64_t t, const std::string& suffix,
                      const io::StoredCheckpoint::Link& from) {
   Rows rows = no_keys(spec, t);
   for (const Part& part : parts_of(kCandidates, spec, t)) {
-    const std::string name = table_tensor(spec.tables[static_cast<size_t>(t)].name, part.name);
+    const std::string name =
+        table_tensor(spec.tables[static_cast<size_t>(t)].name, part.name) + suffix;
     part.of(rows) = from.files.at(name)->read(name).contiguous();
   }
   return rows;
 }
 
-Rows read_keys(const embedding::PackSpec& spec, int64_t t, const io::StoredCheckpoint::Link& from,
-               int64_t first, int64_t count) {
+Rows read_keys(const embedding::PackSpec& spec, int64_t t, const std::string& suffix,
+               const io::StoredCheckpoint::Link& from, int64_t first, int64_t count) {
   Rows rows = no_keys(spec, t);
   rows.state = at::Tensor();
   for (const Part& part : parts_of(kKnown, spec, t)) {
-    const std::string name = table_tensor(spec.tables[static_cast<size_t>(t)].name, part.name);
+    const std::string name =
+        table_tensor(spec.tables[static_cast<size_t>(t)].name, part.name) + suffix;
     part.of(rows) = from.files.at(name)->read_rows(name, first, count).contiguous();
   }
   return rows;

@@ -11,6 +11,7 @@
 
 #include "dovetail/embedding/ranks/distributed.h"
 #include "dovetail/io/checkpoint.h"
+#include "dovetail/train/embedding_tables/pieces.h"
 
 namespace dovetail::train {
 
@@ -31,29 +32,32 @@ int64_t rows_in_block(const embedding::PackSpec& spec, int64_t table);
 /// "candidate_last_step".
 std::vector<std::string> hashed_tensors(const embedding::PackSpec& spec, int64_t table);
 
-/// Writes the hashed tables to a checkpoint. `to` is the checkpoint on rank 0, and null on other
-/// ranks. All ranks call it together, between steps. A delta has, in place of all keys:
+/// Writes the hashed tables to a checkpoint, like save_tables (checkpoint.h). All ranks call it
+/// together, between steps. A delta has, in place of all keys:
 ///
 /// - the keys that occurred in a step since the previous save, with their tensors
 /// - "removed_keys": keys whose rows were evicted since the previous save
 /// - "removed_candidate_keys": keys that are no longer candidates
 void save_hashed_tables(const embedding::DistributedTables& tables, io::CheckpointKind kind,
-                        io::StreamedTensors* to);
+                        TableWriters writers, io::StreamedTensors* to);
 
 /// Functions that read hashed table `table` of `spec` from a link of a checkpoint that any number
-/// of ranks wrote. Their results apply in this order.
+/// of ranks wrote. `suffix`: piece_suffix of the piece, or "" for a whole table. Their results
+/// apply in this order.
 ///
 /// read_removed: keys and candidates that leave at this link (KeyCounts::removed).
 embedding::KeyedRows read_removed(const embedding::PackSpec& spec, int64_t table,
+                                  const std::string& suffix,
                                   const io::StoredCheckpoint::Link& from);
 /// read_candidates: the candidates, without keys.
 embedding::KeyedRows read_candidates(const embedding::PackSpec& spec, int64_t table,
+                                     const std::string& suffix,
                                      const io::StoredCheckpoint::Link& from);
 /// read_keys: keys [first, first + count) with their rows, without candidates. The state is
 /// undefined if the optimizer has none.
 embedding::KeyedRows read_keys(const embedding::PackSpec& spec, int64_t table,
-                               const io::StoredCheckpoint::Link& from, int64_t first,
-                               int64_t count);
+                               const std::string& suffix, const io::StoredCheckpoint::Link& from,
+                               int64_t first, int64_t count);
 
 /// Returns the counters summed over all ranks. `own` has this rank's counters; nullopt counts as
 /// zero. All ranks call it together.

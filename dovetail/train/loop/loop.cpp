@@ -194,7 +194,8 @@ void TrainingLoop::save_if_due(bool stopping, StepTimings& timings) {
   comm::on_rank_zero(*group_, "saving a checkpoint", [&] { output_->sync(); });
   io::StreamedTensors& streamed = checkpoints_->begin(state_.step, kind);
   const bool is_first = group_->rank() == 0;
-  stream_tensors(kind, is_first ? &streamed : nullptr);
+  const bool writes = is_first || config().checkpoint.writers == "all";
+  stream_tensors(kind, writes ? &streamed : nullptr);
   checkpoints_->save({.step = state_.step,
                       .tensors = checkpoint_tensors(),
                       .state = is_first ? checkpoint_state() : nlohmann::json()});

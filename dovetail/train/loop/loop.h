@@ -77,7 +77,7 @@ class TrainingLoop {
   /// stream_tensors writes. All ranks call it together.
   virtual std::map<std::string, at::Tensor> checkpoint_tensors() = 0;
   /// Writes tensors that are too large to copy (embedding tables) to the checkpoint `to`, before
-  /// the other tensors. `to` is null except on rank 0. All ranks call it together.
+  /// the other tensors. `to` is null on ranks that write none. All ranks call it together.
   virtual void stream_tensors(io::CheckpointKind /*kind*/, io::StreamedTensors* /*to*/) {}
   /// Returns the state of a checkpoint (resume.h).
   virtual nlohmann::json checkpoint_state() const = 0;

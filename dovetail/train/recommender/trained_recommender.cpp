@@ -41,8 +41,9 @@ std::string keys_name(const embedding::TableSpec& table) {
 }
 
 /// Tables for lookup only: float32 rows without optimizer state. A table without a fixed vocabulary
-/// has one row per stored key, after a row of zeros.
-embedding::PackSpec for_lookups(embedding::PackSpec spec, const io::Snapshot& snapshot) {
+/// has one row per stored key, after a row of zeros. Completes the tables in `snapshot` first.
+embedding::PackSpec for_lookups(embedding::PackSpec spec, io::Snapshot& snapshot) {
+  complete_tables(spec, snapshot.tensors);
   spec.optimizer = {.kind = embedding::OptimizerKind::kSgd};
   spec.row_dtype = embedding::RowDtype::kFloat32;
   for (embedding::TableSpec& table : spec.tables) {
@@ -110,7 +111,6 @@ TrainedRecommender::TrainedRecommender(StoredRun stored, const std::string& prec
   data::check_scales(config_.rows, scales_, stored.checkpoint.string());
   const at::NoGradGuard no_grad;
   std::map<std::string, at::Tensor>& tensors = stored.snapshot.tensors;
-  add_initial_rows(lookups_.pack(), tensors);
   for (auto& item : model_->named_parameters())
     copy(take(tensors, "model." + item.key(), stored.checkpoint), item.key(), stored.checkpoint,
          item.value().detach());

@@ -461,8 +461,10 @@ std::map<std::string, at::Tensor> RecommenderTraining::checkpoint_tensors() {
 }
 
 void RecommenderTraining::stream_tensors(io::CheckpointKind kind, io::StreamedTensors* to) {
-  save_tables(*tables_, kind, to);
-  save_hashed_tables(*tables_, kind, to);
+  const TableWriters writers =
+      config().checkpoint.writers == "all" ? TableWriters::kHolders : TableWriters::kRankZero;
+  save_tables(*tables_, kind, writers, to);
+  save_hashed_tables(*tables_, kind, writers, to);
   tables_->forget_changes();
 }
 
