@@ -13,8 +13,10 @@ of width 1024. E64 has 64 experts of width 1024, k = 8 and 8192 tokens of width 
 
 The two ways of Dovetail are processes of their own, which take turns. Each also times dense and torch. Events of the
 GPU time them in turns; medians count. Before the timing, results and gradients are compared with torch's. One line of
-JSON a shape. Claims: device takes at most the time of host and of torch. Exit code 1 when one does not hold, 2 without
-a GPU.
+JSON a shape. The last line is of two ranks that share the card (`dovetail bench comm`). It has the share of an
+exchange that products hide. It also has the share of a layer's exchanges that two and four chunks hide.
+
+Claims: device takes at most the time of host and of torch. Exit code 1 when one does not hold, 2 without a GPU.
 """
 
 import argparse
@@ -30,6 +32,7 @@ from dovetail import moe
 from ops_gpu import graphed, times_ms
 from torch import Tensor, nn
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHAPES = {
     "E16": {"experts": 16, "k": 2, "tokens": 16384, "width": 1024, "ff": 4096},
     "E64": {"experts": 64, "k": 8, "tokens": 8192, "width": 2048, "ff": 1024},
@@ -135,6 +138,21 @@ def run(way: str, options) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def overlap() -> dict:
+    """The shares of exchanges that computing hides on two ranks of this card."""
+    words = ["launch", "-n", "2", "bench", "comm", "--device", "cuda", "--json"]
+    words += ["--tokens", "8192", "--width", "1024", "--hidden", "4096"]
+    program = os.environ.get("DOVETAIL_BINARY", str(ROOT / "build/release/bin/dovetail"))
+    done = subprocess.run([program, *words], stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit("bench/moe_gpu: two ranks on one card failed")
+    found = json.loads(done.stdout)
+    of_chunks = dict(zip(["overlap_2", "overlap_4"], found["layer_hidden_share"], strict=True))
+    ms = {point["what"]: point["measured_s"] * 1e3 for point in found["layer_forward"]}
+    hidden = {"exchange": found["model"]["overlap_share"], **of_chunks}
+    return {"benchmark": "moe_gpu", "gpu": torch.cuda.get_device_name(), "ranks": 2, "ms": ms, "hidden_share": hidden}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
@@ -164,6 +182,8 @@ def main() -> int:
         head = {"benchmark": "moe_gpu", "gpu": torch.cuda.get_device_name(), "shape": name, **SHAPES[name]}
         lines.append(head | {"ms": ms, "error": max(line["error"] for line in of_shape)} | over | {"holds": good})
         print(json.dumps(lines[-1]), flush=True)
+    lines.append(overlap())
+    print(json.dumps(lines[-1]), flush=True)
     if options.out:
         pathlib.Path(options.out).write_text(json.dumps(lines, indent=1) + "\n")
     return 0 if holds else 1

@@ -137,9 +137,44 @@ ExpertsRun experts_run(const BlockParts& block, int64_t element) {
   return alike && !by_onednn ? ExpertsRun::kQuantizedGroup : ExpertsRun::kModules;
 }
 
+/// Returns the places of a layer's rows whose sizes stay on a GPU (moe/device_rows.h). A capacity
+/// that follows the loads is the one of an even load.
+double device_places(const moe::Config& moe, int64_t tokens) {
+  const moe::RoutingSpec spec = moe::routing_spec(moe);
+  const int64_t choices = tokens * moe.k;
+  if (!moe.pad_to_capacity || spec.drop == moe::Drop::kNone)
+    return static_cast<double>(choices + moe.experts);
+  const int64_t even = (choices + moe.experts - 1) / moe.experts;
+  const int64_t slots = moe::capacity(spec, tokens, moe.experts, even);
+  return static_cast<double>(moe.experts * std::max<int64_t>(slots, 1));
+}
+
+/// Returns the bytes that one place keeps for backward. It keeps the row, the result of `up`, the
+/// activation and the expert's result. The choice adds its weight and indices.
+double device_place_bytes(const ModelConfig& c, int64_t element) {
+  const int64_t ffn = c.moe.ffn_width;
+  const int64_t elements = 2 * c.width + mx::up_width(c.activation, ffn) + ffn;
+  return static_cast<double>(elements * element) + 2.0 * sizeof(float) + sizeof(int64_t) +
+         2.0 * sizeof(int32_t);
+}
+
+/// Returns the bytes that backward of a layer's experts on a GPU adds, at most, to those kept. Each
+/// product frees the rows that its successor does not read.
+double device_workspace(const ModelConfig& c, int64_t tokens, int64_t element) {
+  const int64_t ffn = c.moe.ffn_width, up_width = mx::up_width(c.activation, ffn);
+  const double places = device_places(c.moe, tokens), width = static_cast<double>(c.width),
+               hidden = static_cast<double>(ffn), up = static_cast<double>(up_width),
+               matrix = static_cast<double>(c.moe.experts) * width;
+  return static_cast<double>(element) *
+         std::max({places * width,                              // combine
+                   places * hidden + matrix * hidden,           // down
+                   places * (up - width) + matrix * hidden,     // activation
+                   matrix * (hidden + up) - places * hidden});  // up
+}
+
 /// Returns the bytes per token that a block keeps for backward. `element` is the bytes per element
-/// of the compute dtype.
-double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t element) {
+/// of the compute dtype. `places`: places per token of a GPU's experts; 0: experts of a CPU.
+double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t element, double places) {
   constexpr double kFloat = sizeof(float), kIndex = sizeof(int64_t);
   const auto bytes_of = [&](int64_t elements) { return static_cast<double>(elements * element); };
   // A quantized Linear recomputes its input from the preceding operation. Otherwise the input is
@@ -151,7 +186,9 @@ double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t elemen
   double bytes =
       bytes_of(2 * c.width + qkv_width(c) + c.heads * c.head_dim) + input(block.qkv, c.width);
   const ExpertsRun run = experts_run(block, element);
+  if (block.has_experts) bytes += places * device_place_bytes(c, element);
   for (const FeedForwardPart& ffn : block.ffns) {
+    if (ffn.routed && places > 0) continue;
     double kept = bytes_of(mx::up_width(c.activation, ffn.width));
     if (ffn.routed && run != ExpertsRun::kModules) {
       kept += kFloat + kIndex + sizeof(int32_t);  // weight, place and token of a choice
@@ -173,9 +210,10 @@ double block_bytes(const ModelConfig& c, const BlockParts& block, int64_t elemen
   }
   if (block.has_experts) {
     // Input of router and shared experts in float32, and a copy in the compute dtype if that is
-    // another one. Scores and logits.
-    bytes += static_cast<double>(c.width) * kFloat +
-             (element < static_cast<int64_t>(sizeof(float)) ? bytes_of(c.width) : 0);
+    // another one. A GPU's experts do not read the copy. Scores and logits.
+    const bool copies =
+        element < static_cast<int64_t>(sizeof(float)) && (places == 0 || c.moe.shared_experts > 0);
+    bytes += static_cast<double>(c.width) * kFloat + (copies ? bytes_of(c.width) : 0);
     bytes += 3 * static_cast<double>(c.moe.experts) * kFloat;
   }
   // rstd (and mean) of both norms, log-sum-exp of each head.
@@ -267,8 +305,11 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
       options.optimizer_ranks;
 
   int64_t all_blocks = 0, largest_block = 0;
+  const double places =
+      options.device_rows ? device_places(c.moe, tokens) / static_cast<double>(tokens) : 0;
   for (const BlockParts& block : blocks) {
-    auto bytes = static_cast<int64_t>(static_cast<double>(tokens) * block_bytes(c, block, element));
+    auto bytes =
+        static_cast<int64_t>(static_cast<double>(tokens) * block_bytes(c, block, element, places));
     if (options.expert_ranks > 1 && block.has_experts)
       bytes += static_cast<int64_t>(exchanged_rows(c.moe, options.expert_ranks) *
                                     static_cast<double>(tokens * c.width * element));
@@ -307,6 +348,10 @@ MemoryEstimate memory_estimate(const ModelConfig& c, const MemoryEstimateOptions
     if (ffn.up.gradient.format) row_bytes = std::max(row_bytes, (2 * up + c.width) * copy);
     const auto rows = static_cast<int64_t>(static_cast<double>(tokens) * ffn.share);
     const ExpertsRun run = experts_run(blocks.back(), element);
+    if (ffn.routed && options.device_rows) {
+      routed_workspace = static_cast<int64_t>(device_workspace(c, tokens, element));
+      continue;
+    }
     if (ffn.routed && run == ExpertsRun::kQuantizedGroup) {
       // All experts at once: two copies of a gradient and one of an input, for `down` or for `up`.
       // Also the gradients of the matrices.

@@ -42,6 +42,8 @@ struct MemoryEstimateOptions {
   /// Ranks over which experts are distributed. The estimate assumes an even load: each rank
   /// processes as many rows as if it had all experts.
   int64_t expert_ranks = 1;
+  /// True: rows and products of the experts have sizes that stay on a GPU (moe/device_experts.h).
+  bool device_rows = false;
   bool checkpoints = false;  ///< true: this rank writes checkpoints
   int threads = 1;           ///< CPU threads; each has kernel buffers of its own
 };
@@ -50,8 +52,8 @@ struct MemoryEstimateOptions {
 /// step is at the beginning or at the end of backward. At the beginning, all activations are in
 /// memory, but only gradients of the head. At the end, all gradients are in memory, but no
 /// activations. `gradients`, `activations` and `workspace` are the bytes at the larger of these two
-/// peaks. The estimate is for the fused CPU kernels. docs/models.md derives the formula. Tests
-/// compare it with allocated and with resident memory.
+/// peaks. The estimate is for the fused CPU kernels, and with `device_rows` for a GPU's experts.
+/// docs/models.md derives the formula. Tests compare it with allocated and with resident memory.
 struct MemoryEstimate {
   int64_t weights = 0;        ///< weights in the compute dtype
   int64_t gradients = 0;      ///< gradients alive at the step's peak

@@ -110,17 +110,22 @@ at::Tensor shares(const at::Tensor& scores, const RoutingSpec& spec) {
   return spec.score == Score::kSoftmax ? scores : scores / scores.sum(1, true).clamp_min(kLeastSum);
 }
 
+/// Returns Routing::load_loss. Sequences share one set of operations, whatever their number.
 at::Tensor load_loss(const at::Tensor& shares, const Routing& routing, const RoutingSpec& spec) {
   const int64_t tokens = shares.size(0), experts = shares.size(1);
-  const int64_t size = spec.sequence > 0 ? spec.sequence : tokens;
+  const int64_t size = spec.sequence > 0 ? spec.sequence : tokens, sequences = tokens / size;
   const int64_t counted = spec.load_count == LoadCount::kFirstChoice ? 1 : spec.k;
+  const auto choices = static_cast<double>(size * counted);
   const at::Tensor expert = routing.expert.narrow(1, 0, counted);
-  at::Tensor sum = at::zeros({}, shares.options());
-  for (int64_t begin = 0; begin < tokens; begin += size)
-    sum = sum + load_balance(count_choices(expert.narrow(0, begin, size), experts),
-                             static_cast<double>(size * counted),
-                             shares.narrow(0, begin, size).mean(0));
-  return sum / (tokens / size);
+  if (sequences == 1) return load_balance(count_choices(expert, experts), choices, shares.mean(0));
+  const at::Tensor of_sequence = expert.reshape({sequences, size * counted}).to(at::kLong);
+  const at::Tensor counts =
+      at::zeros({sequences, experts}, of_sequence.options())
+          .scatter_add(1, of_sequence,
+                       at::ones({1, 1}, of_sequence.options()).expand_as(of_sequence));
+  const at::Tensor mean_score = shares.view({sequences, size, experts}).mean(1);
+  const at::Tensor load = counts.to(shares.options()) * (static_cast<double>(experts) / choices);
+  return (load * mean_score).sum() / sequences;
 }
 
 /// Divides weights by their sum over the choices marked in `kept` (T, k), or over all choices if it

@@ -87,8 +87,9 @@ std::vector<LayerTime> simulate_all(const comm::CostModel& model, const LayerLoa
 /// Measures the forward pass of an even load with shards = 1 on the ranks of `group`. It runs real
 /// all-to-alls of rows, which overlap with matrix products of the experts' sizes. Returns the
 /// median seconds of the slowest rank. All ranks call it together. Throws UserError unless each
-/// rank has one expert and its rows form equal parts for all chunks and ranks.
+/// rank has one expert and its rows form equal parts for all chunks and ranks. `device`: place of
+/// rows and products.
 double measure_forward(const std::shared_ptr<comm::Group>& group, const LayerLoad& load,
-                       int overlap, int repeats);
+                       int overlap, int repeats, at::Device device = at::kCPU);
 
 }  // namespace dovetail::moe

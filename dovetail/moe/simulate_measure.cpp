@@ -3,6 +3,7 @@
 #include <ATen/ops/ones.h>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/comm/all_to_all.h"
 #include "dovetail/comm/cost_model.h"
 #include "dovetail/moe/simulate.h"
@@ -33,7 +34,7 @@ void run_forward(const at::Tensor& x, const comm::Exchange& exchange, const Expe
 }  // namespace
 
 double measure_forward(const std::shared_ptr<comm::Group>& group, const LayerLoad& load,
-                       int overlap, int repeats) {
+                       int overlap, int repeats, at::Device device) {
   const int64_t rows = load.tokens * load.top_k;
   user_check(load.ranks == group->size() && load.experts == load.ranks &&
                  rows % (overlap * load.ranks) == 0,
@@ -41,10 +42,14 @@ double measure_forward(const std::shared_ptr<comm::Group>& group, const LayerLoa
              "experts, {} rows, overlap {}",
              load.experts, rows, overlap);
   const at::NoGradGuard no_grad;
-  const auto x = at::ones({rows, load.width});
-  const Expert expert{at::ones({load.width, load.hidden}), at::ones({load.hidden, load.width})};
+  const auto x = at::ones({rows, load.width}, device);
+  const Expert expert{at::ones({load.width, load.hidden}, device),
+                      at::ones({load.hidden, load.width}, device)};
   const comm::Exchange exchange(group, comm::even_splits(rows / overlap, group->size()));
-  const auto forward = [&] { run_forward(x, exchange, expert, overlap); };
+  const auto forward = [&] {
+    run_forward(x, exchange, expert, overlap);
+    if (device.is_cuda()) synchronize_gpu();
+  };
   forward();  // warm-up
   return comm::slowest_rank_seconds(*group, repeats, forward);
 }

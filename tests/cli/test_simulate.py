@@ -1,10 +1,12 @@
 """`dovetail simulate moe` and `dovetail bench comm`: a layer of experts predicted, and costs that are measured."""
 
 import json
+import os
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import pytest
 from cli import dovetail, dovetail_json
 from tiny_run import BINARY
 
@@ -65,9 +67,21 @@ def test_what_two_ranks_measure_can_be_simulated(tmp_path):
     assert len(result["all_to_all"]) == 4 and len(result["layer_forward"]) == 3
     assert all(point["measured_s"] > 0 and point["predicted_s"] > 0 for point in result["all_to_all"])
     assert json.loads((tmp_path / "cost.json").read_text()) == result["model"]
-    assert "between" not in result["model"]
+    assert "between" not in result["model"] and 0 <= result["model"]["overlap_share"] <= 1
+    one, *chunks = (point["measured_s"] for point in result["layer_forward"])
+    shares = result["layer_hidden_share"]
+    assert result["device"] == "cpu" and len(shares) == 2
+    saved = [one - seconds for seconds in chunks]
+    assert shares[0] * saved[1] == pytest.approx(shares[1] * saved[0]) and shares[0] * saved[0] > 0
     plans = dovetail_json("simulate", "moe", "--cost", "cost.json", "--ranks", 2, folder=tmp_path)
     assert plans["simulated_from"].startswith("measured on 2 ranks of ")
+
+
+def test_ranks_without_a_gpu_are_told(tmp_path):
+    words = ["launch", "-n", "2", "bench", "comm", "--device", "cuda"]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([BINARY, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 2 and "--device cuda, but " in done.stderr and "--device cpu" in done.stderr
 
 
 def hybrid(folder, *words):

@@ -1,12 +1,15 @@
 #include "dovetail/models/size.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "allocation_meter.h"
+#include "dovetail/moe/expert_weights.h"
+#include "dovetail/moe/layer.h"
 #include "small_models.h"
 #include "tests/comm/ranks.h"
 
@@ -28,17 +31,32 @@ ModelConfig scaled(ModelConfig c, int64_t width, int64_t vocab_size) {
   return resolve_model_config(c, 0);
 }
 
+/// Lets the experts run on this CPU as on a GPU, where their weights share storage.
+void run_as_on_a_gpu(const GPT& model) {
+  for (const auto& [name, layer] : moe::layers_of(model)) {
+    layer->fix_sizes();
+    for (const char* part : {"up.weight", "down.weight"}) {
+      std::vector<at::Tensor> weights;
+      for (int64_t e = 0; e < layer->experts(); ++e)
+        weights.push_back(layer->named_parameters()[fmt::format("experts.{}.{}", e, part)]);
+      moe::share_storage(weights);
+    }
+  }
+}
+
 /// Peak of tensors alive in one step beyond weights: activations, gradients and temporaries.
 int64_t measured_peak(const ModelConfig& config, const MemoryEstimateOptions& options) {
   const auto model = testing::make_model(config, 1, options.bfloat16 ? at::kBFloat16 : at::kFloat);
   model->checkpoint_activations = options.recompute;
   const auto linears = mx::quantizable_linears(*model);
   for (size_t i = 0; i < options.linears.size(); ++i) linears.at(i)->set_recipe(options.linears[i]);
+  if (options.device_rows) run_as_on_a_gpu(*model);
   const auto tokens =
       testing::random_tokens(options.micro_batch, config.context + 1, config.vocab_size);
+  const moe::Pass pass = {.training = true, .seed = 5};
   const testing::AllocationMeter meter;
-  if (options.accumulate) model->loss(tokens).trained().backward();
-  model->loss(tokens).trained().backward();
+  if (options.accumulate) model->loss(tokens, pass).trained().backward();
+  model->loss(tokens, pass).trained().backward();
   return meter.peak();
 }
 
@@ -83,6 +101,26 @@ TEST(MemoryEstimate, KnowsWhatExpertsKeep) {
                         "experts, mxfp8");
   mixture.moe.every = 3;
   expect_within_a_fifth(scaled(mixture, 96, 512), {.micro_batch = 8}, "experts in one block");
+}
+
+TEST(MemoryEstimate, KnowsWhatExpertsOfAGpuKeep) {
+  ModelConfig mixture = testing::llama_variant();
+  mixture.moe.experts = 8;
+  mixture.moe.k = 3;
+  mixture.moe.ffn_width = 192;
+  const auto expect = [&](const std::string& what) {
+    const auto config = scaled(mixture, 96, 512);
+    expect_within_a_fifth(config, {.micro_batch = 8, .device_rows = true}, what);
+    expect_within_a_fifth(config, {.micro_batch = 8, .bfloat16 = true, .device_rows = true},
+                          what + ", bfloat16");
+  };
+  expect("dropless");
+  mixture.moe.shared_experts = 1;
+  expect("shared");
+  mixture.moe.drop = "position";
+  mixture.moe.pad_to_capacity = true;
+  mixture.moe.capacity_factor = 2;
+  expect("padded");
 }
 
 TEST(MemoryEstimate, KnowsWhatQuantizedLinearsKeep) {

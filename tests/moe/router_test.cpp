@@ -1,11 +1,13 @@
 #include "dovetail/moe/router.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -205,6 +207,46 @@ TEST(Router, TheLoadLossOfSequencesIsTheMeanOfTheirs) {
   const at::Tensor loss = sequences->forward(x, kTraining).loss;
   EXPECT_NEAR(loss.item<double>(), mean.item<double>(), 1e-12);
   EXPECT_GT(std::abs(loss.item<double>() - whole->forward(x, kTraining).loss.item<double>()), 1e-3);
+}
+
+thread_local int operators = 0;
+
+std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction& /*function*/) {
+  ++operators;
+  return nullptr;
+}
+
+TEST(Routing, LoadLossesOfSequencesEqualALoopAndShareTheirOperators) {
+  const auto count_operators = [](const RoutingSpec& spec) {
+    const at::Tensor logits = random({kTokens, 6}, 51).requires_grad_();
+    operators = 0;
+    const auto handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(count_operator).scopes({at::RecordScope::FUNCTION}));
+    at::Tensor loss = route(logits, spec).load_loss;
+    loss.backward();
+    at::removeCallback(handle);
+    return operators;
+  };
+  for (const Score score : {Score::kSoftmax, Score::kSigmoid})
+    for (const LoadCount counted : {LoadCount::kFirstChoice, LoadCount::kAllChoices}) {
+      RoutingSpec spec{.k = 3, .score = score, .drop = Drop::kNone, .load_count = counted};
+      const at::Tensor x = random({kTokens, 6}, 52).requires_grad_();
+      at::Tensor loop = at::zeros({}, at::kDouble);
+      for (int64_t i = 0; i < 4; ++i)
+        loop = loop + route(x.narrow(0, 12 * i, 12), spec).load_loss / 4;
+      loop.backward();
+      const at::Tensor expected = x.grad().clone();
+      x.mutable_grad().reset();
+      spec.sequence = 12;
+      at::Tensor loss = route(x, spec).load_loss;
+      loss.backward();
+      EXPECT_NEAR(loss.item<double>(), loop.item<double>(), 1e-12);
+      EXPECT_LT((x.grad() - expected).abs().max().item<double>(), 1e-12);
+      RoutingSpec of_many = spec;
+      of_many.sequence = 3;
+      EXPECT_EQ(count_operators(of_many), count_operators(spec));
+      RecordProperty("operators", count_operators(spec));
+    }
 }
 
 TEST(Router, TheLoadLossOfTheGlobalBatchCountsMicroBatchesAndRanks) {

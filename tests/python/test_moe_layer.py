@@ -1,6 +1,8 @@
 """dovetail.moe: rows to experts and back, grouped products and the layer, against plain loops and transformers."""
 
+import copy
 import pathlib
+import pickle
 import subprocess
 import sys
 
@@ -201,6 +203,31 @@ for a, b in zip(layer.parameters(), alone.parameters(), strict=True):
 print("equal")
 dist.destroy_process_group()
 """
+
+
+def test_the_weights_of_the_experts_lie_in_one_storage():
+    """So the products of a GPU read them without a copy. Names and values stay as with single parameters."""
+
+    def expect_one_storage(layer):
+        for parameters in (layer.up, layer.down, layer.up_bias, layer.down_bias):
+            first = parameters[0]
+            assert len({p.untyped_storage().data_ptr() for p in parameters}) == 1
+            assert [p.storage_offset() for p in parameters] == [i * first.numel() for i in range(4)]
+
+    layer = moe.MoELayer(8, 16, 4, k=2, bias=True)
+    expect_one_storage(layer)
+    values = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    assert {"up.0", "up.3", "down_bias.2"} <= set(values)
+    expect_one_storage(copy.deepcopy(layer))
+    expect_one_storage(pickle.loads(pickle.dumps(layer)))
+    expect_one_storage(moe.MoELayer(8, 16, 4, k=2, bias=True, device="meta").to_empty(device="cpu"))
+    of_layer = list(layer.parameters())
+    expect_one_storage(layer.double())
+    assert all(a is b for a, b in zip(of_layer, layer.parameters(), strict=True))
+    assert all(torch.equal(p, values[name].double()) for name, p in layer.named_parameters())
+    for e, p in enumerate(layer.up):
+        p.data.fill_(e)
+    assert [float(p.detach().min()) for p in layer.up] == [float(p.detach().max()) for p in layer.up] == [0, 1, 2, 3]
 
 
 def test_the_layer_stands_beside_distributed_data_parallel(tmp_path: pathlib.Path):

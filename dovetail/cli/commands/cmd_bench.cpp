@@ -5,6 +5,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/file.h"
+#include "dovetail/base/gpu.h"
 #include "dovetail/base/machine.h"
 #include "dovetail/base/table.h"
 #include "dovetail/cli/parse/command.h"
@@ -22,6 +23,19 @@ using Rows = std::vector<std::vector<std::string>>;
 int ranks_per_node(const comm::Group& world) {
   const char* local = std::getenv("LOCAL_WORLD_SIZE");
   return local == nullptr ? world.size() : std::atoi(local);
+}
+
+/// Returns the device of this rank by its name. Ranks of a machine take its GPUs in turns. All
+/// ranks call this together.
+at::Device device_of(const std::string& name, comm::Group& world) {
+  if (name == "cpu") return at::kCPU;
+  const std::string reason = load_gpu();
+  if (!reason.empty())
+    throw UserError("bench comm: --device cuda, but " + reason,
+                    "use --device cpu; `dovetail doctor` says what is missing");
+  const int index = comm::neighbours_of(world).rank % count_gpus();
+  use_gpu(index);
+  return {at::kCUDA, static_cast<at::DeviceIndex>(index)};
 }
 
 struct Comparison {
@@ -46,6 +60,15 @@ Rows to_rows(const std::vector<Comparison>& comparisons) {
   return rows;
 }
 
+/// Returns the share of a layer's exchanges that each overlap after the first hides. It is the time
+/// saved, divided by the time of the exchanges.
+std::vector<double> hidden_shares(const std::vector<Comparison>& layers, double exchanges_s) {
+  std::vector<double> shares;
+  for (size_t i = 1; i < layers.size(); ++i)
+    shares.push_back((layers[0].measured_s - layers[i].measured_s) / exchanges_s);
+  return shares;
+}
+
 class BenchCommand : public Command {
  public:
   std::string name() const override { return "bench"; }
@@ -65,6 +88,8 @@ class BenchCommand : public Command {
     arguments.option("--width", "C", &width_, "Width of the layer of experts (256)").range(1, 1e5);
     arguments.option("--hidden", "H", &hidden_, "Hidden width of the layer's experts (512)")
         .range(1, 1e6);
+    arguments.option("--device", "NAME", &device_, "Device of rows and products (cpu)")
+        .one_of({"cpu", "cuda"});
     arguments.flag("--json", json_, "Print the result as JSON");
   }
 
@@ -72,15 +97,21 @@ class BenchCommand : public Command {
     const auto world = comm::world_from_environment();
     user_check(world->size() > 1,
                "bench comm measures several ranks, but this job has one; run: {}", example());
-    const auto calibration = comm::calibrate(*world, ranks_per_node(*world));
+    const at::Device device = device_of(device_, *world);
+    const auto calibration = comm::calibrate(*world, ranks_per_node(*world), device);
     const auto exchanges = compare_exchanges(calibration);
-    const auto layers = compare_layers(world, calibration.model);
+    const moe::LayerLoad load = layer_load(world->size());
+    const auto layers = compare_layers(world, calibration.model, load, device);
+    const std::vector<double> hidden =
+        hidden_shares(layers, exchanges_seconds(*world, load, device));
     if (world->rank() == 0 && !out_.empty())
       write_file_atomically(out_, comm::to_json(calibration.model).dump(2) + "\n");
     if (json_) {
-      print_json({{"model", comm::to_json(calibration.model)},
+      print_json({{"device", device_},
+                  {"model", comm::to_json(calibration.model)},
                   {"all_to_all", to_json(exchanges)},
-                  {"layer_forward", to_json(layers)}});
+                  {"layer_forward", to_json(layers)},
+                  {"layer_hidden_share", hidden}});
       return;
     }
     print_model(calibration.model);
@@ -89,6 +120,10 @@ class BenchCommand : public Command {
     print(fmt::format("\nA layer of experts forward ({} tokens a rank, top 2, {} x {}):\n\n",
                       tokens_, width_, hidden_) +
           format_table(to_rows(layers), Heading::kFirstRow));
+    print(
+        fmt::format("\nShare of the layer's exchanges that overlap hides: {:.2f} with 2 chunks, "
+                    "{:.2f} with 4\n",
+                    hidden[0], hidden[1]));
   }
 
  private:
@@ -105,22 +140,35 @@ class BenchCommand : public Command {
     return list;
   }
 
-  std::vector<Comparison> compare_layers(const std::shared_ptr<comm::Group>& world,
-                                         const comm::CostModel& model) const {
+  moe::LayerLoad layer_load(int ranks) const {
     const double row_bytes = 4.0 * static_cast<double>(width_);
-    const moe::LayerLoad load{.ranks = world->size(),
-                              .experts = world->size(),
-                              .tokens = tokens_ - tokens_ % (4 * world->size()),
-                              .width = width_,
-                              .hidden = hidden_,
-                              .top_k = 2,
-                              .row_bytes = row_bytes,
-                              .other_row_bytes = row_bytes,
-                              .once_per_rank = false};
+    return {.ranks = ranks,
+            .experts = ranks,
+            .tokens = tokens_ - tokens_ % (4 * ranks),
+            .width = width_,
+            .hidden = hidden_,
+            .top_k = 2,
+            .row_bytes = row_bytes,
+            .other_row_bytes = row_bytes,
+            .once_per_rank = false};
+  }
+
+  /// Returns the seconds of dispatch and combine of a layer without overlap.
+  static double exchanges_seconds(comm::Group& world, const moe::LayerLoad& load,
+                                  at::Device device) {
+    const int64_t bytes =
+        load.tokens * load.top_k / load.ranks * static_cast<int64_t>(load.row_bytes);
+    return 2 * comm::measure_all_to_all(world, bytes, kRepeats, device);
+  }
+
+  static std::vector<Comparison> compare_layers(const std::shared_ptr<comm::Group>& world,
+                                                const comm::CostModel& model,
+                                                const moe::LayerLoad& load, at::Device device) {
     std::vector<Comparison> list;
     for (const int overlap : {1, 2, 4})
       list.push_back(
-          {fmt::format("overlap {}", overlap), moe::measure_forward(world, load, overlap, 9),
+          {fmt::format("overlap {}", overlap),
+           moe::measure_forward(world, load, overlap, kRepeats, device),
            moe::simulate(model, load,
                          {.algorithm = comm::AllToAllAlgorithm::kFlexible, .overlap = overlap})
                .forward_s});
@@ -139,10 +187,12 @@ class BenchCommand : public Command {
          {"between nodes", model.between ? link(*model.between) : "not measured: one node"},
          {"stride copy", fmt::format("{:.2f} GB/s a rank", model.copy_bytes_per_s / 1e9)},
          {"matrix product", fmt::format("{:.1f} us a call, {:.1f} GFLOP/s a rank (fp32)",
-                                        model.call_s * 1e6, model.flops / 1e9)}}));
+                                        model.call_s * 1e6, model.flops / 1e9)},
+         {"exchange hidden by products", fmt::format("{:.2f}", model.overlap_share)}}));
   }
 
-  std::string what_, out_;
+  static constexpr int kRepeats = 9;
+  std::string what_, out_, device_ = "cpu";
   int64_t tokens_ = 2048, width_ = 256, hidden_ = 512;
   bool json_ = false;
 };

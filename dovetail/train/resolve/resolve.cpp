@@ -230,6 +230,16 @@ void check_memory_plan(const ResolvedRun& run, const models::GPT& model) {
   }
 }
 
+/// Returns true if the rows of all experts have sizes that stay on the GPU of the run. `model` is
+/// on the meta device, in the compute dtype.
+bool rows_stay_on_device(const ResolvedRun& run, const models::GPT& model) {
+  if (!run.device.is_cuda() || run.config.parallel.expert > 1) return false;
+  if (!run.config.memory.budget.empty()) return true;  // check_memory_plan refused others
+  const moe::Layers layers = moe::layers_of(model);
+  return std::ranges::all_of(
+      layers, [](const auto& item) { return item.second->device_rows_obstacle().empty(); });
+}
+
 void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
                                 const std::optional<std::string>& kept_precision) {
   if (run.config.kind() == RunKind::kRecommender)
@@ -244,6 +254,7 @@ void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
   measure_float8_peak(run.precision, quantization.recipes(), run.device, group);
   run.size = models::model_size(run.config.model);
   const ParallelSection& parallel = run.config.parallel;
+  sizes_only.set_compute_dtype(run.precision.compute);
   run.memory_options = {.bfloat16 = run.precision.compute == at::kBFloat16,
                         .linears = quantization.recipes(),
                         .recompute = run.config.train.checkpoint_activations,
@@ -251,6 +262,7 @@ void resolve_precision_and_size(ResolvedRun& run, comm::Group& group,
                         .optimizer_ranks = parallel.shards() ? group.size() : 1,
                         .gradient_ranks = parallel.shard == "gradients" ? group.size() : 1,
                         .expert_ranks = parallel.expert,
+                        .device_rows = rows_stay_on_device(run, sizes_only),
                         .checkpoints = run.checkpoint_ranks > 0 && run.copies_for_checkpoints(),
                         .threads = run.threads};
   run.memory = memory_with(run, run.micro_batch);

@@ -30,13 +30,43 @@ class ByNumber(nn.Module):
 
 
 class ExpertParameters(ByNumber):
-    """A parameter of each expert. ``parameters[e]`` is the one of expert e."""
+    """A parameter of each expert. ``parameters[e]`` is the one of expert e.
+
+    The parameters lie one after another in one storage, so a GPU's products read them without a copy. Conversions and
+    copies of the module keep this. Tensors that ``load_state_dict(assign=True)`` assigns stay where they are.
+    """
 
     def __init__(self, own: range, total: int, *sizes: int, **options):
         super().__init__()
         self.own, self.total = own, total
-        for e in own:
-            self.register_parameter(str(e), nn.Parameter(torch.empty(*sizes, **options)))
+        for e, part in zip(own, torch.empty(len(own), *sizes, **options) if own else (), strict=True):
+            self.register_parameter(str(e), nn.Parameter(part))
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self._share_storage()
+        return self
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._share_storage()
+
+    def _share_storage(self) -> None:
+        parameters = list(self)
+        kinds = {(p.shape, p.dtype, p.device) for p in parameters}
+        if len(kinds) != 1 or any(type(p.data) is not Tensor or p.is_meta for p in parameters):
+            return
+        first = parameters[0]
+        if all(
+            p.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            and p.storage_offset() == first.storage_offset() + i * first.numel()
+            and p.is_contiguous()
+            for i, p in enumerate(parameters)
+        ):
+            return
+        with torch.no_grad():
+            for p, part in zip(parameters, torch.stack([p.data for p in parameters]), strict=True):
+                p.data = part
 
     def __len__(self) -> int:
         return len(self._parameters)

@@ -42,6 +42,8 @@ def route(logits: Tensor, k: int, **options) -> Routing:
             - ``capacity_factor``, ``capacity_rule``: capacity of an expert; ``capacity`` sets it as a number.
             - ``bias``: (E), added to the scores where experts are chosen, and only there.
             - ``router``: ``"top_k"``, ``"sinkhorn"``, ``"base"`` or ``"balanced"``.
+            - ``chosen``: (T, k) integers, experts in place of the router's. Their numbers are checked. On a GPU
+              the host waits for the check, and a compiled program does not check them.
 
     Returns:
         The routing of the T tokens.
@@ -66,6 +68,11 @@ def dispatch(x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     Returns:
         Rows (R, C) of the R choices that were not dropped, sorted by expert and slot. Also the number of rows of
         each expert, (E) int64 on the CPU.
+
+    Raises:
+        RuntimeError: a choice that was not dropped names no expert. On the CPU the message says so. A GPU stops with
+            "device-side assert triggered", which a later call of CUDA may raise. The process can then not use the
+            GPU any more.
     """
     return torch.ops.dovetail.moe_dispatch(x, routing.expert, routing.slot, len(routing.count))
 
@@ -79,6 +86,9 @@ def combine(rows: Tensor, routing: Routing) -> Tensor:
 
     Returns:
         (T, C), dtype of the routing's weights; zeros for a token whose choices were all dropped.
+
+    Raises:
+        RuntimeError: a choice that was not dropped names no expert; on a GPU as in :func:`dispatch`.
     """
     return torch.ops.dovetail.moe_combine(rows, routing.weight, routing.expert, routing.slot, len(routing.count))
 
