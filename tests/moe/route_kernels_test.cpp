@@ -3,6 +3,7 @@
 #include "tests/fit/cuda_on_cpu.h"
 // The kernels need the definitions above.
 #include "dovetail/moe/cuda/route.cu"
+#include "dovetail/moe/cuda/route_gradient.cu"
 #include "dovetail/moe/cuda/slots.cu"
 #undef __host__
 #undef __global__

@@ -1,145 +1,27 @@
-#include <cmath>
-#include <cstdint>
-
 #include "dovetail/moe/cuda/launch.h"
-#include "dovetail/ops/cuda/block.cuh"
+#include "dovetail/moe/cuda/route_team.cuh"
 #include "dovetail/ops/cuda/queue.cuh"
 
-// Scores, choices, weights and losses of routing, and their gradient. T tokens, E experts, k
-// choices.
+// Scores, choices, weights and losses of routing. T tokens, E experts, k choices.
 //
-// Bytes of memory traffic for each token. Rates are an H100's data sheet, 3.35 TB/s. Computed, not
-// measured:
-//   forward: 4 E + 8 k, and 8 E / 32 of sums. T = 16384, E = 64, k = 2: 4.7 MB, 1.4 us.
-//   backward: 8 E + 8 k. The same sizes: 8.7 MB, 2.6 us.
-// So below some 50,000 tokens the launches bound the time.
-//
-// A team of kLanes lanes holds the row of a token in registers, as vectors of four experts. Lanes
-// are threads of one warp. tests/moe/route_kernels_test.cpp compiles this file for a CPU.
+// Bytes of memory traffic for each token: 4 E + 8 k, and 8 E / 32 of sums. T = 16384, E = 64, k =
+// 2: 4.7 MB, 1.4 us by an H100's data sheet, 3.35 TB/s. Computed, not measured. So below some
+// 50,000 tokens the launches bound the time. tests/moe/route_kernels_test.cpp compiles this file
+// for a CPU.
 
 namespace dovetail::moe::cuda {
 namespace {
 
 using ops::cuda::block_sum;
-using ops::cuda::kWarp;
 #ifdef __CUDACC__
 using ops::cuda::queue;
 #endif
 
-constexpr int kThreads = 128, kVector = 4;
 constexpr int kFinishThreads = 256, kFinishRows = kFinishThreads / kWarp;
 constexpr int kNoColumn = 0x7fffffff;
-constexpr float kLeast = static_cast<float>(kLeastSum);
-
-/// Replaces sums below kLeastSum. NaN stays.
-__device__ float at_least(float sum) { return sum < kLeast ? kLeast : sum; }
 
 /// Sort key of a score: NaN counts as -infinity.
 __device__ float key_of(float score) { return score >= -INFINITY ? score : -INFINITY; }
-
-/// Template arguments of a Team, as a value.
-template <int kLanes, int kVectors>
-struct TeamSize {};
-
-/// Lanes that share a row. Register i of a lane holds column `column(i)`; columns ascend with i.
-template <int kLanes, int kVectors>
-struct Team {
-  static constexpr int kPerLane = kVector * kVectors, kColumns = kLanes * kPerLane,
-                       kTeams = kThreads / kLanes;
-  static_assert(kPerLane <= 32, "a bit of a word for each column of a lane");
-  int lane = static_cast<int>(threadIdx.x) % kLanes, index = static_cast<int>(threadIdx.x) / kLanes;
-  /// Lanes of the warp that form the team.
-  unsigned mask = kLanes == kWarp
-                      ? ~0u
-                      : ((1u << kLanes % kWarp) - 1)
-                            << (static_cast<int>(threadIdx.x) % kWarp / kLanes * kLanes);
-
-  __device__ int column(int i) const {
-    return (i / kVector * kLanes + lane) * kVector + i % kVector;
-  }
-  __device__ int64_t first_token() const { return int64_t{blockIdx.x} * kTeams + index; }
-  __device__ int64_t stride() const { return int64_t{gridDim.x} * kTeams; }
-
-  __device__ float sum(float x) const {
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(mask, x, offset);
-    return x;
-  }
-  __device__ float max(float x) const {
-    for (int offset = kLanes / 2; offset > 0; offset /= 2)
-      x = fmaxf(x, __shfl_xor_sync(mask, x, offset));
-    return x;
-  }
-};
-
-/// Logits and scores of a token. Columns behind the last expert have logit -infinity.
-template <int kPerLane>
-struct Row {
-  float x[kPerLane], p[kPerLane];
-  float log_sum_exp;
-  float total;  ///< sum of p, at least kLeastSum; 1 for softmax
-  bool small;   ///< true: the sum of p is below kLeastSum
-};
-
-template <int kLanes, int kVectors, int kPerLane>
-__device__ void read_row(const Team<kLanes, kVectors>& team, const RouteShape& s,
-                         const float* logits, int64_t token, Row<kPerLane>& row) {
-  const float* from = logits + token * s.experts;
-  const int experts = static_cast<int>(s.experts);
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int first = team.column(kVector * v);
-    float4 four = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-    if (s.by_vectors) {
-      if (first < experts) four = *reinterpret_cast<const float4*>(from + first);
-    } else {
-      if (first < experts) four.x = from[first];
-      if (first + 1 < experts) four.y = from[first + 1];
-      if (first + 2 < experts) four.z = from[first + 2];
-      if (first + 3 < experts) four.w = from[first + 3];
-    }
-    row.x[kVector * v] = four.x;
-    row.x[kVector * v + 1] = four.y;
-    row.x[kVector * v + 2] = four.z;
-    row.x[kVector * v + 3] = four.w;
-  }
-}
-
-/// Computes the scores as softmax, sigmoid and logsumexp of ATen define them, also for infinities
-/// and NaN.
-template <int kLanes, int kVectors, int kPerLane>
-__device__ void score_row(const Team<kLanes, kVectors>& team, const RouteShape& s,
-                          Row<kPerLane>& row) {
-  float largest = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) largest = fmaxf(largest, row.x[i]);
-  largest = team.max(largest);
-  const bool finite = largest > -INFINITY && largest < INFINITY;
-  const float base = finite ? largest : 0;
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    row.p[i] = expf(row.x[i] - base);
-    sum += row.p[i];
-  }
-  sum = team.sum(sum);
-  row.log_sum_exp = logf(sum) + base;
-  row.total = 1;
-  row.small = false;
-  if (s.softmax) {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) row.p[i] = finite ? row.p[i] / sum : NAN;
-    return;
-  }
-  float scores = 0;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    row.p[i] = 1 / (1 + expf(-row.x[i]));
-    scores += row.p[i];
-  }
-  scores = team.sum(scores);
-  row.small = scores < kLeast;
-  row.total = at_least(scores);
-}
 
 /// Candidate of a choice: its key, column and score.
 struct Entry {
@@ -194,6 +76,51 @@ __device__ void leave_groups(const Team<kLanes, kVectors>& team, const RouteProb
   __syncwarp(team.mask);  // the next token overwrites both
 }
 
+/// Writes the choices of token t and their scores. Adds to `counts`, and returns the sum of the
+/// chosen scores. Bit i of `open`: column(i) can be chosen.
+template <int kLanes, int kVectors, int kPerLane>
+__device__ float choose_row(const Team<kLanes, kVectors>& team, const RouteProblem& p,
+                            const float (&key)[kPerLane], const float (&score)[kPerLane],
+                            unsigned open, int64_t t, int32_t* counts) {
+  const int k = static_cast<int>(p.shape.k);
+  float total = 0;
+  for (int j = 0; j < k; ++j) {
+    Entry best{-INFINITY, 0, kNoColumn};
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if ((open >> i & 1) != 0 && (best.column == kNoColumn || key[i] > best.key))
+        best = {key[i], score[i], team.column(i)};
+    best = first_of(team, best);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (team.column(i) == best.column) open &= ~(1u << i);
+    total += best.score;
+    if (team.lane == 0 && j < p.counted) atomicAdd(&counts[best.column], 1);
+    if (team.lane != j % kLanes) continue;
+    p.expert[t * k + j] = best.column;
+    p.weight[t * k + j] = best.score;
+  }
+  return total;
+}
+
+/// Adds the sums of a block's teams and writes them as the block's part.
+template <int kTeams, int kColumns>
+__device__ void write_parts(const RouteProblem& p, const float* columns, const float* squares,
+                            const int32_t* counts) {
+  const int thread = static_cast<int>(threadIdx.x), experts = static_cast<int>(p.shape.experts);
+  for (int c = thread; c < experts; c += kThreads) {
+    float sum = 0;
+    for (int i = 0; i < kTeams; ++i) sum += columns[i * kColumns + c];
+    p.share_parts[int64_t{blockIdx.x} * experts + c] = sum;
+    p.count_parts[int64_t{blockIdx.x} * experts + c] = counts[c];
+  }
+  if (thread > 0) return;
+  float sum = 0;
+  for (int i = 0; i < kTeams; ++i) sum += squares[i];
+  p.square_parts[blockIdx.x] = sum;
+  if (blockIdx.x == 0) *p.finished = 0;
+}
+
 /// Each team routes the tokens of its stride. A block adds its tokens' sums in a fixed order.
 template <int kLanes, int kVectors, bool kGrouped>
 __global__ void __launch_bounds__(kThreads) route_kernel(RouteProblem p) {
@@ -230,23 +157,7 @@ __global__ void __launch_bounds__(kThreads) route_kernel(RouteProblem p) {
       leave_groups(team, p, key, columns + team.index * kColumns,
                    group_scores + team.index * kColumns, open);
 
-    float total = 0;
-    for (int j = 0; j < k; ++j) {
-      Entry best{-INFINITY, 0, kNoColumn};
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i)
-        if ((open >> i & 1) != 0 && (best.column == kNoColumn || key[i] > best.key))
-          best = {key[i], row.p[i], team.column(i)};
-      best = first_of(team, best);
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i)
-        if (team.column(i) == best.column) open &= ~(1u << i);
-      total += best.score;
-      if (team.lane == 0 && j < p.counted) atomicAdd(&counts[best.column], 1);
-      if (team.lane != j % kLanes) continue;
-      p.expert[t * k + j] = best.column;
-      p.weight[t * k + j] = best.score;
-    }
+    const float total = choose_row(team, p, key, row.p, open, t, counts);
     const float divisor = s.normalized ? at_least(total) : 1;
     for (int j = team.lane; j < k; j += kLanes)
       p.weight[t * k + j] = p.weight[t * k + j] / divisor * s.scale;
@@ -257,17 +168,7 @@ __global__ void __launch_bounds__(kThreads) route_kernel(RouteProblem p) {
   for (int i = 0; i < kPerLane; ++i) columns[team.index * kColumns + team.column(i)] = sums[i];
   if (team.lane == 0) squares[team.index] = square;
   __syncthreads();
-  for (int c = thread; c < experts; c += kThreads) {
-    float sum = 0;
-    for (int i = 0; i < kTeams; ++i) sum += columns[i * kColumns + c];
-    p.share_parts[int64_t{blockIdx.x} * experts + c] = sum;
-    p.count_parts[int64_t{blockIdx.x} * experts + c] = counts[c];
-  }
-  if (thread > 0) return;
-  float sum = 0;
-  for (int i = 0; i < kTeams; ++i) sum += squares[i];
-  p.square_parts[blockIdx.x] = sum;
-  if (blockIdx.x == 0) *p.finished = 0;
+  write_parts<kTeams, kColumns>(p, columns, squares, counts);
 }
 
 /// Adds the parts. A warp's lane has a column, and each warp every kFinishRows-th part. The block
@@ -315,127 +216,11 @@ __global__ void __launch_bounds__(kFinishThreads) finish_kernel(RouteProblem p, 
   *p.z_loss = square / tokens;
 }
 
-/// Gradient of the logits. With p the scores:
-///
-/// - softmax: dx = p (dp - sum of p dp)
-/// - sigmoid: dx = dp p (1 - p)
-///
-/// dp adds two gradients. One comes through the weights, which are divided by the sum of chosen
-/// scores if `normalized`. The other comes through the shares of mean_score. The z-loss adds
-/// 2 logsumexp softmax(x) dz / T to dx.
-template <int kLanes, int kVectors>
-__global__ void __launch_bounds__(kThreads) route_gradient_kernel(RouteGradientProblem p) {
-  using Lanes = Team<kLanes, kVectors>;
-  constexpr int kPerLane = Lanes::kPerLane;
-  const Lanes team;
-  const RouteShape& s = p.shape;
-  const int experts = static_cast<int>(s.experts), k = static_cast<int>(s.k);
-  const float tokens = static_cast<float>(s.tokens),
-              of_load = p.dload_loss == nullptr ? 0 : *p.dload_loss,
-              of_square = p.dz_loss == nullptr ? 0 : 2 * *p.dz_loss / tokens;
-  float dshare[kPerLane];
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int column = team.column(i);
-    dshare[i] = 0;
-    if (column >= experts) continue;
-    if (p.dmean_score != nullptr) dshare[i] += p.dmean_score[column];
-    if (p.dload_loss != nullptr) dshare[i] += of_load * p.relative_load[column];
-    dshare[i] /= tokens;
-  }
-
-  for (int64_t t = team.first_token(); t < s.tokens; t += team.stride()) {
-    Row<kPerLane> row;
-    read_row(team, s, p.logits, t, row);
-    score_row(team, s, row);
-    float dp[kPerLane] = {};
-    unsigned chosen = 0;
-    for (int j = 0; p.dweight != nullptr && j < k; ++j) {
-      const int column = p.expert[t * k + j];
-      const float gradient = p.dweight[t * k + j] * s.scale;
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        if (team.column(i) != column) continue;
-        dp[i] = gradient;
-        chosen |= 1u << i;
-      }
-    }
-    if (s.normalized && p.dweight != nullptr) {
-      float total = 0, dot = 0;
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        if ((chosen >> i & 1) == 0) continue;
-        total += row.p[i];
-        dot += dp[i] * row.p[i];
-      }
-      total = team.sum(total);
-      dot = team.sum(dot);
-      const float divisor = at_least(total);
-      const float of_total = total < kLeast ? 0 : dot / divisor / divisor;
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i)
-        if ((chosen >> i & 1) != 0) dp[i] = dp[i] / divisor - of_total;
-    }
-    float dot = 0;
-    if (!s.softmax) {  // shares are p over their sum
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) dot += dshare[i] * row.p[i];
-      dot = row.small ? 0 : team.sum(dot) / row.total / row.total;
-    }
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) dp[i] += dshare[i] / row.total - dot;
-    if (s.softmax) {
-      dot = 0;
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) dot += dp[i] * row.p[i];
-      dot = team.sum(dot);
-    }
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      dp[i] = s.softmax ? row.p[i] * (dp[i] - dot) : dp[i] * row.p[i] * (1 - row.p[i]);
-      if (p.dz_loss != nullptr)
-        dp[i] += of_square * row.log_sum_exp * expf(row.x[i] - row.log_sum_exp);
-    }
-    float* to = p.dlogits + t * s.experts;
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int first = team.column(kVector * v);
-      if (s.by_vectors) {
-        if (first < experts)
-          *reinterpret_cast<float4*>(to + first) = {dp[kVector * v], dp[kVector * v + 1],
-                                                    dp[kVector * v + 2], dp[kVector * v + 3]};
-        continue;
-      }
-#pragma unroll
-      for (int i = 0; i < kVector; ++i)
-        if (first + i < experts) to[first + i] = dp[kVector * v + i];
-    }
-  }
-}
-
-/// Calls `f` with the smallest team that holds a row, as a TeamSize.
-template <class F>
-void with_team(int64_t experts, F f) {
-  if (experts <= 16) return f(TeamSize<4, 1>());
-  if (experts <= 32) return f(TeamSize<8, 1>());
-  if (experts <= 64) return f(TeamSize<16, 1>());
-  if (experts <= 128) return f(TeamSize<32, 1>());
-  if (experts <= 256) return f(TeamSize<32, 2>());
-  if (experts <= 512) return f(TeamSize<32, 4>());
-  f(TeamSize<32, 8>());
-}
-
 template <int kLanes, int kVectors>
 void route_by(TeamSize<kLanes, kVectors>, const RouteProblem& p, unsigned parts, Stream stream) {
   const auto kernel = p.top_groups < p.groups ? route_kernel<kLanes, kVectors, true>
                                               : route_kernel<kLanes, kVectors, false>;
   queue(kernel, parts, kThreads, stream, p);
-}
-
-template <int kLanes, int kVectors>
-void differentiate_by(TeamSize<kLanes, kVectors>, const RouteGradientProblem& p, unsigned parts,
-                      Stream stream) {
-  queue(route_gradient_kernel<kLanes, kVectors>, parts, kThreads, stream, p);
 }
 
 }  // namespace
@@ -445,11 +230,6 @@ void route(const RouteProblem& p, Stream stream) {
   with_team(p.shape.experts, [&](auto team) { route_by(team, p, parts, stream); });
   queue(finish_kernel, static_cast<unsigned>((p.shape.experts + kWarp - 1) / kWarp), kFinishThreads,
         stream, p, static_cast<int>(parts));
-}
-
-void route_gradient(const RouteGradientProblem& p, Stream stream) {
-  const auto parts = static_cast<unsigned>(route_parts(p.shape.tokens));
-  with_team(p.shape.experts, [&](auto team) { differentiate_by(team, p, parts, stream); });
 }
 
 }  // namespace dovetail::moe::cuda
