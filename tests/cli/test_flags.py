@@ -24,7 +24,7 @@ ALWAYS = {
     "config": "",
     "doctor": "--json",
     "launch": "--ranks --nodes --max-restarts",
-    "bench": "--out --tokens --width --hidden --json",
+    "bench": "--out --tokens --width --hidden --device --json",
     "simulate": "--plot --json",
     "plan": "--layers --json",
     "kmeans": "--data --bad-values --weights --executors --trace --out --json",

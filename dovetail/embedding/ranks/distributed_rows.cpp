@@ -140,6 +140,7 @@ TableRows DistributedTables::own_rows(int64_t table, int64_t first, int64_t coun
   TableRows found{.rows = whole_numbers(table, local), .contents = {}};
   if (local.numel() > 0)
     found.contents = pack_of(table).read(pack_of(table).local_table(table), local);
+  if (state_per_row(spec_, table) == 0) found.contents.state = at::Tensor();  // as read_rows
   return found;
 }
 
