@@ -88,13 +88,12 @@ Layer::Output Layer::forward(const at::Tensor& x, const Pass& pass) {
   if (on_device) {
     // Without any place, an expert still has a spare one.
     const int64_t places = capacity ? std::max<int64_t>(*capacity, 1) : 0;
-    const auto rows_in = [&](bool whole, int64_t multiple) {
-      return device_rows(routing.expert, routing.slot, config_.experts, places, routing.kept, whole,
-                         multiple);
-    };
-    y = quantized() ? feed_forward(rows, routing.weight, rows_in(true, kFloat8Multiple),
-                                   local.weights, *common_recipe(experts_))
-                    : feed_forward(rows, routing.weight, rows_in(fixed_sizes_, 1), local.weights);
+    const bool float8 = quantized();
+    const DeviceRows to =
+        device_rows(routing.expert, routing.slot, config_.experts, places, routing.kept,
+                    float8 || fixed_sizes_, float8 ? kFloat8Multiple : 1);
+    y = float8 ? feed_forward(rows, routing.weight, to, local.weights, *common_recipe(experts_))
+               : feed_forward(rows, routing.weight, to, local.weights);
   } else if (ranks_) {
     y = parallel_feed_forward(rows, routing.weight, routing.expert, routing.slot, local, *ranks_,
                               layout_, capacity);

@@ -117,8 +117,8 @@ class Packer {
   };
 
   /// Places block `b` at the lowest free offset. This offset is at least the end of each block that
-  /// is in the way. So blocks may be visited in any order. Blocks that end below `at` need no second
-  /// visit.
+  /// is in the way. So blocks may be visited in any order. Blocks that end below `at` need no
+  /// second visit.
   void place(int b, Packing& packing) {
     compared_ += static_cast<int64_t>(meets_[b].size());
     const int64_t bytes = bytes_[b], mask = (blocks_[b].anywhere ? 1 : alignment_of(bytes)) - 1;
