@@ -187,7 +187,7 @@ Float8 quantize_float8(const at::Tensor& x_in, const Float8Spec& spec) {
 
 at::Tensor dequantize(const Float8Tensor& x, at::ScalarType dtype) {
   const BlockLayout l = block_layout(x.codes.sizes(), shape_of(x.blocks));
-  const at::Tensor y = at::empty(x.codes.sizes(), x.codes.options().dtype(dtype));
+  at::Tensor y = at::empty(x.codes.sizes(), x.codes.options().dtype(dtype));
   if (x.codes.numel() == 0) return y;
   const at::Tensor codes = x.codes.contiguous(), scales = x.scales.contiguous();
   if (x.codes.is_cuda()) {
