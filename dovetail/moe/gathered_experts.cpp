@@ -295,8 +295,10 @@ ExpertWeights gather_slices(const ExpertWeights& own, const std::vector<int64_t>
       const auto place =
           static_cast<size_t>(std::ranges::lower_bound(experts, e) - experts.begin());
       Parameters& slice = slices[place].emplace_back();
-      if (rank == me) slice = own_parameters(e);
-      if (rank == me) continue;
+      if (rank == me) {
+        slice = own_parameters(e);
+        continue;
+      }
       for (const at::Tensor& like : shapes) slice.push_back((piece++)->view(like.sizes()));
     }
   }

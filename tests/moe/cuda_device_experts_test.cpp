@@ -11,8 +11,8 @@
 #include "dovetail/base/gpu.h"
 #include "dovetail/moe/device_experts.h"
 #include "dovetail/moe/layer.h"
-#include "dovetail/ops/gpu_graph.h"
 #include "tests/moe/expert_case.h"
+#include "tests/moe/graph_case.h"
 #include "tests/ops/gpu_test.h"
 
 namespace dovetail::moe::cuda_device_experts_test {
@@ -21,6 +21,7 @@ namespace {
 using expert_case::Case;
 using expert_case::gradients;
 using expert_case::make;
+using graph_case::largest;
 
 class CudaDeviceExperts : public dovetail::testing::NeedsGpuKernels {
  protected:
@@ -57,10 +58,6 @@ std::vector<at::Tensor> results(const at::Tensor& y, const Case& c) {
   std::vector<at::Tensor> all = {y.detach().cpu()};
   for (const at::Tensor& gradient : gradients(y, c)) all.push_back(gradient.cpu());
   return all;
-}
-
-double largest(const at::Tensor& x) {
-  return x.numel() == 0 ? 0 : x.to(at::kDouble).abs().max().item<double>();
 }
 
 /// The GPU's largest error against float64 may be twice the CPU's, plus a rounding of the largest
@@ -134,57 +131,12 @@ TEST_F(CudaDeviceExperts, OfALayerAreOneGraph) {
   for (const bool pad : {false, true}) {
     Config config = {.experts = 8, .k = 2};
     if (pad) config.drop = "position", config.pad_to_capacity = true;
-    const auto layer = std::make_shared<Layer>(
-        resolve(config, kWidth),
-        Layer::Options{
-            .width = kWidth, .activation = "swiglu", .bias = true, .name = "blocks.0.moe"});
-    uint64_t seed = 1;
-    for (auto& item : layer->named_parameters()) {
-      const at::NoGradGuard no_grad;
-      item.value().copy_(0.3 * testing::normal(item.value().sizes(), seed++));
-      const bool routes = item.key().starts_with("router");
-      item.value().set_data(item.value().to(at::kCUDA, routes ? at::kFloat : at::kBFloat16));
-    }
-    layer->share_expert_storage();
-    ASSERT_EQ(layer->graph_obstacle(), "");
-    const at::Tensor x = at::zeros({kTokens, kWidth},
-                                   at::TensorOptions(at::kBFloat16).device(at::kCUDA))
-                             .requires_grad_(),
-                     direction = testing::normal({kTokens, kWidth}, 50).to(x.options());
-    std::vector<at::Tensor> leaves = layer->parameters();
-    leaves.push_back(x);
-    const auto run = [&] {
-      const Layer::Output out = layer->forward(x, {.training = true});
-      std::vector<at::Tensor> all = torch::autograd::grad({(out.y * direction).sum() + out.loss},
-                                                          leaves, {}, std::nullopt, false, true);
-      all.push_back(out.y.detach());
-      return all;
-    };
-    const auto set = [&](uint64_t input) {
-      const at::NoGradGuard no_grad;
-      x.copy_(testing::normal(x.sizes(), input));
-      layer->reset_load();
-    };
-    std::vector<std::vector<at::Tensor>> expected;
-    for (const uint64_t input : {60, 61}) {
-      set(input);
-      expected.push_back(run());
-    }
-    std::vector<at::Tensor> made;
-    ops::GpuGraph graph([&] {
-      layer->router().begin_step();
-      made = run();
-    });
-    for (const uint64_t input : {61, 60, 61}) {
-      set(input);
-      graph.replay();
-      const auto& wanted = expected[input - 60];
-      for (size_t i = 0; i < wanted.size(); ++i)
-        EXPECT_LE(largest(made[i].to(at::kDouble) - wanted[i].to(at::kDouble)),
-                  largest(wanted[i]) / 128)
-            << "result " << i << " of input " << input;
-      EXPECT_EQ(layer->load().choices(), 2 * kTokens);
-    }
+    const auto layer = graph_case::make_layer(
+        config, {.width = kWidth, .activation = "swiglu", .bias = true, .name = "blocks.0.moe"});
+    const at::Tensor direction = testing::normal({kTokens, kWidth}, 50)
+                                     .to(at::TensorOptions(at::kBFloat16).device(at::kCUDA));
+    graph_case::expect_one_graph(*layer, kTokens, kWidth, 1.0 / 128,
+                                 [&](const at::Tensor& y) { return (y * direction).sum(); });
   }
 }
 

@@ -9,8 +9,8 @@
 #include "dovetail/moe/device_float8.h"
 #include "dovetail/moe/layer.h"
 #include "dovetail/mx/float8_groups.h"
-#include "dovetail/ops/gpu_graph.h"
 #include "tests/moe/float8_case.h"
+#include "tests/moe/graph_case.h"
 #include "tests/ops/gpu_test.h"
 
 namespace dovetail::moe::cuda_device_float8_test {
@@ -75,57 +75,11 @@ TEST_F(CudaDeviceFloat8, ProductsAreThoseOfTheCpu) {
 TEST_F(CudaDeviceFloat8, OfALayerAreOneGraph) {
   constexpr int64_t kTokens = 96, kWidth = 64;
   use_own_stream();
-  const auto layer = std::make_shared<Layer>(
-      resolve({.experts = 8, .k = 2}, kWidth),
-      Layer::Options{.width = kWidth, .activation = "swiglu", .name = "blocks.0.moe"});
-  uint64_t seed = 1;
-  for (auto& item : layer->named_parameters()) {
-    const at::NoGradGuard no_grad;
-    item.value().copy_(0.3 * testing::normal(item.value().sizes(), seed++));
-    const bool routes = item.key().starts_with("router");
-    item.value().set_data(item.value().to(at::kCUDA, routes ? at::kFloat : at::kBFloat16));
-  }
+  const auto layer = graph_case::make_layer(
+      {.experts = 8, .k = 2}, {.width = kWidth, .activation = "swiglu", .name = "blocks.0.moe"});
   for (const auto& linear : mx::quantizable_linears(*layer)) linear->set_recipe(e4m3_recipe());
-  layer->share_expert_storage();
-  ASSERT_EQ(layer->graph_obstacle(), "");
-  const at::Tensor x =
-      at::zeros({kTokens, kWidth}, at::TensorOptions(at::kBFloat16).device(at::kCUDA))
-          .requires_grad_();
-  std::vector<at::Tensor> leaves = layer->parameters();
-  leaves.push_back(x);
-  const auto run = [&] {
-    const Layer::Output out = layer->forward(x, {.training = true});
-    std::vector<at::Tensor> all = torch::autograd::grad({out.y.square().sum() + out.loss}, leaves,
-                                                        {}, std::nullopt, false, true);
-    all.push_back(out.y.detach());
-    return all;
-  };
-  const auto set = [&](uint64_t input) {
-    const at::NoGradGuard no_grad;
-    x.copy_(testing::normal(x.sizes(), input));
-    layer->reset_load();
-  };
-  std::vector<std::vector<at::Tensor>> expected;
-  for (const uint64_t input : {60, 61}) {
-    set(input);
-    expected.push_back(run());
-  }
-  std::vector<at::Tensor> made;
-  ops::GpuGraph graph([&] {
-    layer->router().begin_step();
-    made = run();
-  });
-  for (const uint64_t input : {61, 60, 61}) {
-    set(input);
-    graph.replay();
-    const auto& wanted = expected[input - 60];
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      const double largest = wanted[i].abs().max().item<double>();
-      EXPECT_LE((made[i] - wanted[i]).abs().max().item<double>(), largest / 64)
-          << "result " << i << " of input " << input;
-    }
-    EXPECT_EQ(layer->load().choices(), 2 * kTokens);
-  }
+  graph_case::expect_one_graph(*layer, kTokens, kWidth, 1.0 / 64,
+                               [](const at::Tensor& y) { return y.square().sum(); });
 }
 
 }  // namespace
